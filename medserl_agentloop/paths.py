@@ -64,20 +64,20 @@ def find_object(
     return found
 
 
-LONGEST_NOTE = 100_000  # characters, wherever one is read; MEDEC's longest has a few thousand
+LONGEST_NOTE = 100_000  # characters, for every reader; MEDEC's longest has a few thousand
 
 
 def regular_file(path: Path) -> Path:
     """``path``; ValueError for a device, a pipe or a folder, because reading may never end."""
     if path.exists() and not path.is_file():
         raise ValueError(
-            f"{path} is no regular file: give a file, not a device, a pipe or a folder."
+            f"{path} is not a regular file: give a file, not a device, a pipe or a folder."
         )
     return path
 
 
 def read_parquet(path: Path) -> Any:
-    """The table of a parquet file; a ValueError says that it is missing or damaged."""
+    """The table of a parquet file; ValueError if it is missing or damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -213,8 +213,8 @@ def hash_of_model(path: str | Path) -> str | None:
 
 MANIFEST = "manifest.json"  # says what is in the data files of its folder
 DIFFERS = (
-    f"the file is not the one that {MANIFEST} next to it describes: a conversion was killed, or "
-    f"it was changed since; convert again, or remove {MANIFEST} if it was meant"
+    f"the file is not the one that {MANIFEST} next to it describes: a conversion was killed, or it "
+    f"was changed since; convert again, or remove {MANIFEST} if the change was intended"
 )
 
 
@@ -223,5 +223,5 @@ def differs_from_manifest(path: Path) -> bool:
     try:
         outputs = json.loads((path.parent / MANIFEST).read_bytes())["outputs"]
         return bool(outputs[path.name]["sha256"] != sha256_of(path))
-    except (OSError, ValueError, LookupError, TypeError):  # no such files, or of something else
+    except (OSError, ValueError, LookupError, TypeError):  # no such files, or unrelated ones
         return False

@@ -43,9 +43,9 @@ RESOLVERS = {  # what recipes may write
     "medserl_folder": lambda files: (
         Path(files if isinstance(files, str) else files[0]).resolve().parent.name
     ),
-    # A run's name with an ending, once.
+    # Add an ending to a run's name, once.
     "medserl_ending": lambda name, ending: name if name.endswith(ending) else f"{name}_{ending}",
-    # Whether an advantage estimator reads a critic's values.
+    # True if an advantage estimator reads a critic's values.
     "medserl_needs_critic": lambda name: name in ("gae", "role_gae"),
 }
 
@@ -62,7 +62,7 @@ def register() -> None:
         for name, resolver in RESOLVERS.items():
             OmegaConf.register_new_resolver(name, resolver, replace=True)
         backends.register()
-        if "recipes=" in " ".join(sys.argv):  # the check of the run says what is missing for it
+        if "recipes=" in " ".join(sys.argv):  # the run's check says what it lacks
             warnings.filterwarnings(
                 "ignore", r"\w+ engine is not available", module=r"verl\.workers\.engine"
             )
@@ -78,13 +78,13 @@ def register() -> None:
             register_agent_loop(AGENT_NAME)(SelfPlayAgentLoop)
             backends.register_adapters()
     except Exception as error:
-        announce(f"the plugin failed to load, self-play cannot run: {error!r}")
+        announce(f"the plugin failed to load, so self-play cannot run: {error!r}")
         raise
 
 
 @contextmanager
 def _or_no_run() -> Iterator[None]:
-    """End the run with any exception: Hydra makes a warning of one in a callback."""
+    """End the run with any exception: Hydra turns one in a callback into a warning."""
     try:
         yield
     except Exception as error:
@@ -99,8 +99,8 @@ def _or_no_run() -> Iterator[None]:
 
 
 class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
-    """Hydra callback of the recipes: checks the run before Ray. A ``platform`` of None is detected
-    by verl.
+    """Hydra callback of the recipes: checks the run before Ray. verl detects the platform if
+    ``platform`` is None.
     """
 
     def __init__(self, platform: str | None = None) -> None:
@@ -110,7 +110,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         from medserl_agentloop.core.config import refuse
 
-        refuse(["--multirun shares one process and one Ray: give each run a command of its own"])
+        refuse(["--multirun shares one process and one Ray: give each run its own command"])
 
     @_or_no_run()
     def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
@@ -133,7 +133,7 @@ class StartupCheck(Callback):  # type: ignore[misc]  # hydra is untyped
             refuse(check_warm_start(config))
             return
         run = RunConfig(config, check_run(config))
-        # On the machine of a Ray client nothing of the run is there.
+        # A Ray client's machine has nothing of the run.
         elsewhere = str(run["ray_kwargs.ray_init.address"]).startswith("ray://")
         findings = [one for check in CHECKS.values() if not elsewhere for one in check(run)]
         refuse(one for one in findings if isinstance(one, str))
@@ -162,7 +162,7 @@ def _say_how_to_resume(
 
         resumes = f"resumes from the last checkpoint in {folder}"
         there = Path(folder, LATEST).is_file()
-        announce(f"stopped. The same command {resumes if there else 'starts anew'}")
+        announce(f"stopped. The same command {resumes if there else 'starts over'}")
     else:
         others(kind, error, trace)
 
@@ -185,7 +185,7 @@ class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
         """Mark the run's own lines in all its processes, as no model or server can."""
         if not config.hydra.verbose:
             os.environ[MARK] = f":{secrets.token_hex(8)}"
-            # A cluster that is there already does not inherit this environment.
+            # A cluster that is already running does not inherit this environment.
             node = "ray_kwargs.ray_init.runtime_env.env_vars"
             OmegaConf.update(config, f"{node}.{MARK}", os.environ[MARK], force_add=True)
 

@@ -22,7 +22,7 @@ def shown(value: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Untrusted text for a terminal: what it would obey, or not show, is spelt out, e.g. as
+    """Untrusted text for a terminal: what it would obey, or not show, is spelled out, e.g. as
     ``\\x1b`` or ``\\u202e``. Newlines stay, tabs become spaces; for rich use :func:`plain`.
     """
     if text.isprintable():
@@ -32,12 +32,12 @@ def visible(text: str) -> str:
     return "".join(ascii(c)[1:-1] if c in hidden else c for c in text.expandtabs(4))
 
 
-# of the environment: what tells a line of a run from text of a model or a server
+# environment variable that tells a run's lines from text of a model or a server
 MARK = "MEDSERL_MARK"
 
 
 def announce(line: str) -> None:
-    """Print a line that goes to the terminal of a run, whichever of its processes says it."""
+    """Print a line that goes to the terminal of a run, whichever of its processes prints it."""
     print(f"[medserl{os.environ.get(MARK, '')}] {line}", flush=True)
 
 

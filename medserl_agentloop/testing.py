@@ -127,7 +127,7 @@ class MockSGLangEngine:
         replies: Iterable[Reply] | ReplyFunction,
         tokenizer: Any,
         *,
-        log_prob: float | None = -1.0,  # of each token of a reply that brings none
+        log_prob: float | None = -1.0,  # of each token of a reply without them
     ) -> None:
         self._replies = replies if callable(replies) else iter(replies)
         self._tokenizer, self._log_prob = tokenizer, log_prob

@@ -92,7 +92,10 @@ def test_half_a_last_line_is_left_out_and_said(games: StepFile, command: str, na
     run = games.path.parent
     done = invoke(command, run, *([run] if command == "compare" else []))
     number = whole.count(b"\n") + 1
-    assert (done.exit_code, f"{file} ends within line {number}: it is left out" in done.stderr) == (
+    assert (
+        done.exit_code,
+        f"{file} ends within line {number}: the line is skipped" in done.stderr,
+    ) == (
         0,
         True,
     ), done.output

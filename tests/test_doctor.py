@@ -72,7 +72,7 @@ def test_cards_without_kernels_or_with_other_processes_are_found(
 
 def test_a_small_shared_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 1024**2))
-    assert "warn: /dev/shm has 0.1 GiB free, and a run on cpu should have 1." in lines(
+    assert "warn: /dev/shm has 0.1 GiB free, but a run on cpu should have 1." in lines(
         doctor._shared_memory, "cpu"
     )
     assert "--shm-size=10g" in lines(doctor._shared_memory, "cuda")

@@ -51,7 +51,7 @@ def test_a_run_killed_before_its_last_validation_makes_it(
     assert (validated(whole.folder), validated(killed)) == ([LAST], [])
     resumed = Run(killed, *settings)
     resumed.wait()
-    assert f"the validation of step {LAST} was not made: it is made now" in resumed.lines()
+    assert f"the validation of step {LAST} was not done: it runs now" in resumed.lines()
     assert validated(killed) == [LAST]
     assert len(resumed.steps_of_games()) == LAST
 
@@ -66,6 +66,6 @@ def test_a_finished_run_is_not_written_over(whole: Run, settings: tuple[str, ...
     before = sorted(path.name for path in (whole.folder / "run").iterdir())
     again = Run(whole.folder, *settings, "trainer.resume_mode=disable")
     assert again.wait_for_end() != 0
-    assert "trainer.resume_mode=disable would write over the run in" in again.log.read_text()
+    assert "trainer.resume_mode=disable would overwrite the run in" in again.log.read_text()
     after = {path.name for path in (whole.folder / "run").iterdir()}
     assert after == {*before}

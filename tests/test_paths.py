@@ -22,7 +22,7 @@ def test_a_link_stays_one_and_only_a_regular_file_is_replaced(tmp_path: Path) ->
     os.mkfifo(pipe)
     link.symlink_to(tmp_path / "linked")
     for output in (pipe, tmp_path, Path("/dev/null")):
-        with pytest.raises(ValueError, match=f"{output} is no regular file"):
+        with pytest.raises(ValueError, match=f"{output} is not a regular file"):
             write(output)
     assert pipe.is_fifo() and Path("/dev/null").is_char_device()
     write(link)
@@ -69,5 +69,5 @@ def test_a_pipe_is_refused_by_every_command_that_reads_a_file(
     for path in names.values():
         os.mkfifo(path)
     result = invoke(*words.format(sample=SAMPLE, **names).split())
-    refused = "is no regular file" in result.stderr or "holds no games" in result.stderr
+    refused = "is not a regular file" in result.stderr or "holds no games" in result.stderr
     assert result.exit_code == 2 and refused, result.output

@@ -1,8 +1,7 @@
 """verl's platform, engines and rollouts: on the CPU, and on GPUs with an adapter for each role.
 
 The plugin registers them in every process at ``import verl``. Environment variables decide what is
-active, so the CPU backend does not affect a GPU cluster. There :func:`use_wheels` finds CUDA's
-compiler.
+active, so the CPU backend does not affect a GPU cluster. There :func:`use_wheels` finds CUDA.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ def register() -> None:
 
 
 def use_wheels() -> None:
-    """Show the loader and ``CUDA_HOME`` the libraries and the compiler of NVIDIA's wheels.
+    """Point the loader and ``CUDA_HOME`` to the libraries and the compiler of NVIDIA's wheels.
 
     SGLang preloads torch_memory_saver's hook into its scheduler. The hook does not say where CUDA's
     runtime is, so that process would exit with code 127. SGLang and flashinfer call the compiler at
     run time. It lacks what a linker needs: lib64, a library without a version, a driver library.
     """
     home = Path(sysconfig.get_path("purelib"), "nvidia", "cu13")
-    if (home / "lib" / "libcudart.so.13").exists():  # last, where it hides nothing of the user's
+    if (home / "lib" / "libcudart.so.13").exists():  # last, so that it hides nothing of the user's
         places = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
         if str(home / "lib") not in places:
             os.environ["LD_LIBRARY_PATH"] = ":".join([*places, str(home / "lib")])
@@ -59,7 +58,7 @@ def use_wheels() -> None:
     if not (home / "lib64").exists():
         stub = home / "lib" / "stubs" / "libcuda.so"
         command = ("c++", "-shared", "-Wl,-soname,libcuda.so.1", "-x", "c++", os.devnull, "-o")
-        with suppress(OSError, subprocess.CalledProcessError):  # medserl doctor --compile says it
+        with suppress(OSError, subprocess.CalledProcessError):  # medserl doctor reports it
             stub.parent.mkdir(exist_ok=True)
             subprocess.run([*command, stub], check=True, capture_output=True)
             stub.with_name("libcuda.so.1").symlink_to(stub.name)

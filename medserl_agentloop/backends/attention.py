@@ -24,7 +24,7 @@ PACKED = "packed_sdpa"
 checkpoints, which have to load without this package.
 """
 
-# torch 2.12 and later want to be told; 2.11's kernel groups heads without.
+# torch 2.12 and later need this flag; 2.11's kernel groups heads without it.
 _GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
@@ -37,7 +37,7 @@ class Pack:
 
     @classmethod
     def of(cls, position_ids: torch.Tensor) -> Pack:
-        """Find the contexts of positions (1, T): one starts where a position does not follow."""
+        """Find the contexts of positions (1, T): one starts where positions stop counting up."""
         if position_ids not in _PACKS:
             row = position_ids[0]
             ends = row.new_tensor([0, len(row)])
@@ -46,11 +46,11 @@ class Pack:
         return _PACKS[position_ids]  # type: ignore[no-any-return]
 
 
-_PACKS = WeakTensorKeyDictionary()  # by positions: the CPU waits for the GPU once, not once a layer
+_PACKS = WeakTensorKeyDictionary()  # by positions: the CPU waits for the GPU once, not per layer
 
 
 def attend_within_contexts(model: Any) -> Any:
-    """Return a Transformers model, switched from SDPA to :func:`packed_attention` if it used it."""
+    """Return a Transformers model, switched to :func:`packed_attention` if it used SDPA."""
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, mask_unless_packed)
     if model.config._attn_implementation == "sdpa":
@@ -96,7 +96,7 @@ def one_by_one(
     sliding_window: int | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """Attend within each context by a call of SDPA."""
+    """Attend within each context with one call to SDPA."""
     # Not slices: the gradient of each would be as long as the pack.
     split = (torch.split(states, pack.lengths, dim=2) for states in (query, key, value))
     parts = []
@@ -114,7 +114,7 @@ def varlen(
     sliding_window: int | None = None,
     scaling: float | None = None,
 ) -> torch.Tensor:
-    """Attend within all contexts in one call of PyTorch's flash attention."""
+    """Attend within all contexts in one call to PyTorch's flash attention."""
     if query.dtype == torch.float32:  # as SDPA does under autocast
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (states.to(dtype) for states in (query, key, value))
@@ -128,7 +128,7 @@ def varlen(
 
 
 def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
-    """Return SDPA's mask; None for one whole row, where positions and window are enough."""
+    """Return SDPA's mask; None for a single row, where positions and window are enough."""
     one_row = (
         batch["batch_size"] == 1
         and batch.get("attention_mask") is None
@@ -136,7 +136,7 @@ def mask_unless_packed(**batch: Any) -> torch.Tensor | None:
         and batch.get("q_length") == batch["kv_length"]
     )
     causal = "allow_is_bidirectional_skip" not in batch
-    # Llama 4's chunks come as a local size, too.
+    # Llama 4's chunks are also passed as a local size.
     window = batch.get("local_size") in (None, getattr(batch["config"], "sliding_window", None))
     return None if one_row and causal and window else sdpa_mask(**batch)
 
@@ -167,5 +167,5 @@ def kernel_takes(
         reason = "the model is not causal"
     else:
         return True
-    warnings.warn(f"Attention takes one context at a time: {reason}.", stacklevel=2)
+    warnings.warn(f"Attention handles one context at a time: {reason}.", stacklevel=2)
     return False

@@ -28,7 +28,7 @@ def _always(answer: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: answer
 
 
-_nothing = _always(None)  # a CPU has nothing to select, to wait for or to empty
+_nothing = _always(None)  # a CPU has nothing to select, wait for or empty
 _seed = staticmethod(torch.manual_seed)
 
 

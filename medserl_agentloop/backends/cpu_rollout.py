@@ -59,7 +59,7 @@ class CpuRolloutServer:
             attn_implementation="sdpa",
             trust_remote_code=model_config.trust_remote_code,
         ).eval()
-        # verl has put the tokenizer's end into ``hf_config``, over that of the model's own config.
+        # verl has overwritten the end token in ``hf_config`` with the tokenizer's.
         own_config = replace(model_config, load_tokenizer=False, tokenizer=None).hf_config
         ends = end_ids(hf_config, own_config, model_config.generation_config)
         self.sampler = Sampler(model, model_config.tokenizer, ends, self.config.max_num_seqs)
@@ -145,7 +145,7 @@ class CpuRolloutReplica(RolloutReplica):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if self.world_size != 1 or self.is_reward_model or self.is_teacher_model:
             raise ValueError(
-                "rollout cpu_hf serves the policy alone, in one process: set "
+                "rollout cpu_hf serves only the policy, in one process: set "
                 "tensor_model_parallel_size, data_parallel_size and pipeline_model_parallel_size "
                 "of actor_rollout_ref.rollout to 1"
             )
@@ -194,8 +194,8 @@ def full_weights(
     """
     if peft_config is not None and base_sync_done:
         raise ValueError(
-            "a rollout on a CPU loads full weights and got a LoRA adapter: "
-            "set actor_rollout_ref.model.lora.merge=True or train without LoRA"
+            "a rollout on a CPU loads full weights, but got a LoRA adapter: set "
+            "actor_rollout_ref.model.lora.merge=True or train without LoRA"
         )
     return {name.replace(".base_layer.", "."): _own(tensor) for name, tensor in weights}
 
@@ -210,8 +210,8 @@ def adapter_states(weights: NamedWeights) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    # Cloned from a larger storage, which Ray would send along and which safetensors refuses to
-    # write twice (tied weights).
+    # Cloned from a larger storage, which Ray would send, too, and safetensors refuses to write
+    # twice (tied weights).
     return tensor.detach().cpu().contiguous().clone()
 
 

@@ -23,9 +23,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-GATHER_S = 0.01  # for which the first request of a batch waits for others, sent at the same time
+GATHER_S = 0.01  # that the first request of a batch waits for others sent at the same time
 
-# What verl sends and this engine does not know, with the values at which it changes nothing.
+# Parameters that verl sends and this engine lacks, with the values that change nothing.
 _NEUTRAL_VALUES = {"repetition_penalty": (1.0,), "logprobs": (True, False, 0, 1)}
 
 
@@ -39,7 +39,7 @@ class SamplingSettings:
     top_p: float = 1.0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()  # end a completion, as the model's own end of sequence
-    stop: tuple[str, ...] = ()  # end it, too, and stay in it, with the token that completes them
+    stop: tuple[str, ...] = ()  # also end it, and stay in it, with the token that completes them
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> SamplingSettings:
@@ -130,7 +130,7 @@ class Sampler:
         adapters = getattr(self.model, "peft_config", {})
         if settings.adapter is not None:
             if settings.adapter not in adapters:
-                raise ValueError(f"adapter {settings.adapter} is asked for; here are {[*adapters]}")
+                raise ValueError(f"no adapter {settings.adapter} is loaded, only {[*adapters]}")
             self.model.set_adapter(settings.adapter)
         with_base = adapters and settings.adapter is None
         with self.model.disable_adapter() if with_base else nullcontext():
@@ -146,7 +146,7 @@ class LayerWithRoom(DynamicLayer):  # type: ignore[misc]
     Transformers' own cache copies everything for each token.
     """
 
-    ROOM = 128  # tokens of each sequence, whenever there is none left
+    ROOM = 128  # tokens added per sequence when no room is left
     room: tuple[torch.Tensor, torch.Tensor]
 
     def update(
@@ -248,7 +248,7 @@ def _says_stop(token_ids: list[int], settings: SamplingSettings, tokenizer: Any)
 
 
 def processed_log_probs(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Log-probs (B, V) after temperature, top-k and top-p; greedy ones are of the raw logits."""
+    """Log-probs (B, V) after temperature, top-k and top-p; greedy ones use the raw logits."""
     if settings.temperature == 0:
         return logits.log_softmax(-1)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings.temperature))])

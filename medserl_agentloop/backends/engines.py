@@ -51,7 +51,7 @@ class RoleAdapters:
 
     @property
     def _shares(self) -> Mapping[str, float]:
-        """Each adapter's factor of the learning rate, in role order; 0 is untrained."""
+        """Each adapter's learning-rate factor, in role order; 0 is untrained."""
         shares: Mapping[str, float] = self.model_config.lora.get(ROLE_ADAPTERS) or {}
         names = adapter_names(list(shares))
         return {names[role]: share for role, share in shares.items()}
@@ -125,7 +125,7 @@ class RoleAdapters:
     def get_per_tensor_param(
         self, layered_summon: bool = False, base_sync_done: bool = False, **more: Any
     ) -> Any:
-        """Once the rollout has the base, give adapters: ``ADAPTER:NAME``, and their weights."""
+        """Give adapters alone once the rollout has the base: ``ADAPTER:NAME``, and weights."""
         engine: Any = super()  # the class that it is mixed into
         parameters, config = engine.get_per_tensor_param(layered_summon, base_sync_done, **more)
         if not self._shares or not base_sync_done:
@@ -138,7 +138,7 @@ class RoleAdapters:
         return adapters, {**config, ROLE_ADAPTERS: list(self._shares)}
 
     def save_checkpoint(self, local_path: str, *args: Any, **more: Any) -> None:
-        """Write verl's checkpoint and, in peft's format, the adapter of all roles or of each."""
+        """Write verl's checkpoint, and the shared adapter or each role's in peft's format."""
         super().save_checkpoint(local_path, *args, **more)  # type: ignore[misc]
         of_roles = adapter_names(list(self.model_config.lora.get(ROLE_ADAPTERS) or {}))
         folders = {name: f"{ADAPTERS_FOLDER}/{role}" for role, name in of_roles.items()}
@@ -160,7 +160,7 @@ def _whole_adapter(module: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]
     """Gather an adapter's weights on the host, in peft's names; every rank must ask for them."""
     for key, tensor in get_peft_model_state_dict(module, adapter_name=name).items():
         if isinstance(tensor, DTensor):
-            # To the device first, as verl does it: offloaded weights are on the host, where
+            # To the device first, as verl does: offloaded weights are on the host, where
             # collectives may not work.
             on_device: Any = tensor.to(get_device_id())
             tensor = on_device.full_tensor()
@@ -182,7 +182,7 @@ def write_adapter(folder: Path, state: Mapping[str, torch.Tensor], config: LoraC
     config.save_pretrained(str(folder))
 
 
-# verl's own is registered for "cuda" of any vendor, and a vendor's engine goes before it.
+# verl's own is registered for "cuda" of any vendor, and a vendor's engine takes precedence.
 @EngineRegistry.register("language_model", "fsdp2", device="cuda", vendor="nvidia")
 class _FSDP2EngineWithLMHead(RoleAdapters, FSDPEngineWithLMHead):  # type: ignore[misc]
     """Actor and reference policy."""
@@ -193,7 +193,7 @@ class _FSDP2EngineWithLMHead(RoleAdapters, FSDPEngineWithLMHead):  # type: ignor
     def forward_backward_batch(
         self, data: Any, loss_function: Any, forward_only: bool = False
     ) -> Any:
-        """verl's own, after telling the loss how many tokens of each role a mini-batch has."""
+        """Run verl's method, after telling the loss each role's token count in a mini-batch."""
         if loss_function is not None and "role_ids" in data:
             group = self.get_data_parallel_group()
             of_workers: list[Any] = [None] * torch.distributed.get_world_size(group)
@@ -209,7 +209,7 @@ class _FSDP2EngineWithValueHead(FSDPEngineWithValueHead):  # type: ignore[misc]
     model_config: Any
 
     def _build_module(self) -> Any:
-        # As any other model: load_valuehead_model in verl/utils/model.py demands flash-attn.
+        # Like any other model: load_valuehead_model in verl/utils/model.py demands flash-attn.
         model_config = self.model_config
         hf_config = model_config.hf_config
         hf_config.num_labels, hf_config.classifier_dropout, hf_config.hidden_dropout = 1, 0.0, 0.0

@@ -33,7 +33,7 @@ class _ByAdapter:
         return getattr(self._manager, name)
 
     def generate_request(self, request: Any, http_request: Any = None) -> AsyncIterator[Any]:
-        # verl has put the name of its own only adapter there.
+        # verl puts the name of its only adapter there.
         request.lora_path = request.sampling_params.pop("adapter", None)
         answers: AsyncIterator[Any] = self._manager.generate_request(request, http_request)
         return answers
@@ -48,7 +48,7 @@ class AdapterServer(SGLangHttpServer):  # type: ignore[misc]  # verl is untyped
             self.tokenizer_manager: Any = _ByAdapter(self.tokenizer_manager)
 
     async def sleep(self) -> None:
-        """As verl, after a moment of grace.
+        """Do as verl does, after a short wait.
 
         SGLang's scheduler asserts that it is idle before it gives memory back
         (release_memory_occupation in srt/managers/scheduler_update_weights_mixin.py), and dies if
@@ -89,7 +89,7 @@ class ServerAdapter(SGLangServerAdapter):  # type: ignore[misc]
     async def _ask(self, endpoint: str, request: dict[str, Any]) -> None:
         answer = await self._engine._make_async_request(endpoint, request)
         if not answer.get("success"):
-            raise RuntimeError(f"the SGLang server did not take the last step's weights: {answer}")
+            raise RuntimeError(f"the SGLang server refused the last step's weights: {answer}")
 
     async def _tell_step(self, step: int | None) -> None:
         if step is not None:

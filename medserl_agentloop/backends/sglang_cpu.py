@@ -34,7 +34,7 @@ NEEDS_NO_ACCELERATOR = (
     "--sampling-backend=pytorch",
     "--grammar-backend=llguidance",
     "--disable-overlap-schedule",
-    # Or a small model that is bound to a schema writes blank lines until its budget is spent.
+    # Otherwise a small model bound to a schema writes blank lines until its budget is spent.
     "--constrained-json-disable-any-whitespace",
 )
 
@@ -43,8 +43,8 @@ def register() -> None:
     """Make ``rollout.name=sglang`` run on the CPU, here and in processes spawned from here."""
     if torch.cuda.is_available():
         return
-    # With a CPU build of torch PyPI's torchvision cannot be imported without the shim, and
-    # Transformers tries to wherever it is installed: also in the process that reads the recipe and
+    # With a CPU build of torch, PyPI's torchvision cannot be imported without the shim, and
+    # Transformers tries to wherever it is installed, even in the process that reads the recipe and
     # does not know the choice yet.
     cpu_build = torch.version.cuda is None and torch.version.hip is None
     if (is_chosen() or cpu_build) and is_installed() and SHIM not in sys.path:
@@ -68,7 +68,7 @@ def is_installed() -> bool:
 
 
 class _TorchWithoutPinning(ModuleType):
-    """``torch`` for one module; ``torch.tensor`` itself is unchanged: models are built with it."""
+    """Replaces ``torch`` in one module; the real ``torch.tensor`` is unchanged: models need it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -88,7 +88,7 @@ def unpin_memory() -> None:
         return
     for name in PINNING:
         vars(importlib.import_module(f"sglang.srt.{name}"))["torch"] = _TorchWithoutPinning("torch")
-    # The same of a tensor: all of this process is SGLang's.
+    # The same for tensors: this process is all SGLang's.
     setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010  (typed)
 
 

@@ -5,7 +5,7 @@ a later reward back over masked tokens, GRPO and RLOO sum all rewards of a row. 
 baselines and normalization stay within a role. The trainer calls :class:`RoleCredit`, below the
 estimators; they are registered with verl so that ``algorithm.adv_estimator`` knows the names.
 
-In the formulas, of one role: ``i`` is a conversation, ``t`` one of the role's own tokens in it,
+In the formulas for one role, ``i`` is a conversation, ``t`` one of the role's own tokens in it,
 ``r`` a token's reward, ``R_i`` their sum, ``V`` the critic's value; after the role's last token
 both are 0. All estimators then normalize (``selfplay.credit.normalize``) and weight
 (``selfplay.credit.role_weights``). Group estimators compare games of the same prompt group and
@@ -34,7 +34,7 @@ from medserl_agentloop.core.config import CreditSettings, Normalization, SelfPla
 from medserl_agentloop.core.metrics import role_token_metrics
 
 VARIANCE_FLOOR = 1e-8
-RESOLUTION = 1e-6  # share of their mean by which signals differ at least, as far as float32 tells
+RESOLUTION = 1e-6  # smallest difference of signals that float32 can tell, as a share of their mean
 RAE_DECAY = 0.95  # what is left of a role's baseline after one more game
 GROUP_STD_EPSILON = 1e-6  # added to a group's standard deviation, as in verl
 
@@ -48,7 +48,7 @@ class RoleBatch:
     smaller than the prompt group.
     """
 
-    rewards: torch.Tensor  # finite on role tokens; what stands on others is ignored
+    rewards: torch.Tensor  # finite on role tokens; values on others are ignored
     mask: torch.Tensor  # 1 on trained tokens; void games and verl's padding rows are all 0
     role_ids: torch.Tensor  # number of each token's role in ``roles``, from 1; 0: none
     roles: Sequence[str]
@@ -94,7 +94,7 @@ class _RoleTokens:
         return of_conversations.repeat_interleave(torch.tensor(self.lengths))
 
     def grouped_by(self, *keys: Sequence[str]) -> list[list[int]]:
-        """Numbers of the conversations that agree in all ``keys``, a list per combination."""
+        """Numbers of the conversations with equal ``keys``, a list per combination of values."""
         members: dict[tuple[str, ...], list[int]] = {}
         for number, key in enumerate(zip(*keys, strict=True)):
             members.setdefault(key, []).append(number)
@@ -107,7 +107,7 @@ class _RoleTokens:
 
     def discounted_sums(self, signal: torch.Tensor, discount: float) -> torch.Tensor:
         """``y[t] = signal[t] + discount * y[t + 1]`` within each conversation; (n,) -> (n,)."""
-        # (longest, C), 0 behind each conversation's end
+        # (longest, C), 0 after each conversation's end
         sums = pad_sequence(list(torch.split(signal, self.lengths)))
         for t in range(len(sums) - 2, -1, -1):
             sums[t] += discount * sums[t + 1]
@@ -136,7 +136,7 @@ Baselines = dict[str, dict[str, float]]
 
 @dataclass
 class Advantages:
-    """An estimator's (B, T) float32, 0 on other tokens; a critic is fitted to ``returns``."""
+    """An estimator's float32 columns (B, T), 0 on other tokens; a critic learns ``returns``."""
 
     advantages: torch.Tensor
     returns: torch.Tensor
@@ -147,7 +147,7 @@ RoleEstimator = Callable[[RoleBatch, CreditSettings, Baselines], Advantages]
 ROLE_ESTIMATORS: dict[str, RoleEstimator] = {}
 
 _Credit = tuple[torch.Tensor, "torch.Tensor | None"]
-"""A role's normalised advantages and its returns, (n,) each; None: the same."""
+"""A role's normalized advantages and its returns, (n,) each; None: the same."""
 
 
 def _role_estimator(
@@ -197,7 +197,7 @@ def role_reinforce_pp(
     biased std over all tokens of the role in the batch; the variance is floored at
     ``VARIANCE_FLOOR``.
 
-    Normalisation: ``batch`` is the paper's; ``none`` is REINFORCE without a baseline.
+    Normalization: ``batch`` is the paper's; ``none`` is REINFORCE without a baseline.
 
     Example: two games in which the role wrote 2 tokens for a reward of 1 and 1 token for 3. Its
     tokens return 1, 1, 3: mean 5/3, variance 8/9, so A = -0.707107, -0.707107, 1.414214.
@@ -213,7 +213,7 @@ def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
     ``A_it = (R_i - mean) / (std + 1e-6)``, mean and unbiased std over the group. ``gamma`` is not
     used.
 
-    Normalisation: ``group`` is the paper's; ``mean`` does not divide (Dr. GRPO, arXiv 2503.20783);
+    Normalization: ``group`` is the paper's; ``mean`` does not divide (Dr. GRPO, arXiv 2503.20783);
     ``batch`` and ``kind`` also whiten (REINFORCE++-baseline, arXiv 2501.03262).
 
     Example: the role earns 1 and 3 in a group: mean 2, std 1.414214, so A = -0.707106 and 0.707106.
@@ -232,7 +232,7 @@ def role_grpo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baseline
 def role_rloo(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines) -> _Credit:
     """REINFORCE leave-one-out within each role (arXiv 2402.14740).
 
-    ``A_it = R_i - mean of R_j over j != i`` of the group. ``gamma`` has no part in it.
+    ``A_it = R_i - mean of R_j over j != i`` of the group. ``gamma`` is not used.
 
     Example: the role earns 1, 2 and 6 in a group: A = 1 - 4 = -3, 2 - 3.5 = -1.5, 6 - 1.5 = 4.5.
     """
@@ -249,7 +249,7 @@ def role_rae(tokens: _RoleTokens, settings: CreditSettings, baselines: Baselines
     calls a game.
 
     ``A_it = R_i - b[role, kind of i]`` and ``b <- decay * b + (1 - decay) * R_i`` for every game,
-    ``decay`` being :data:`RAE_DECAY`. ``gamma`` has no part in it.
+    ``decay`` being :data:`RAE_DECAY`. ``gamma`` is not used.
 
     ``b`` starts at 0. All games of a batch use its value from before the batch: a baseline that
     includes the current reward would be biased. The ``n`` updates of a kind are applied at once,
@@ -316,7 +316,7 @@ class RoleCredit:
     def assign(
         self, batch: KVBatchMeta, repeated_roles: Sequence[str], kl_controller: Any
     ) -> tuple[KVBatchMeta, dict[str, float]]:
-        """Write a batch's advantages, and return metrics; the controller: ``use_kl_in_reward``."""
+        """Write a batch's advantages and return metrics; ``kl_controller`` is verl's."""
         columns = read_columns(batch, *_READ)
         names = {name: columns.pop(name).tolist() for name in ("uid", "kind")}
         rows = {name: np.array(values, dtype=object) for name, values in names.items()}
@@ -336,7 +336,7 @@ class RoleCredit:
     def credit(
         self, data: DataProto, repeated_roles: Sequence[str], kl_controller: Any = None
     ) -> tuple[DataProto, dict[str, float]]:
-        """As ``assign``, on (B, T) columns of verl's, ``role_ids``, ``contexts``, and rows' names.
+        """Do as ``assign``, given verl's (B, T) columns, ``role_ids``, ``contexts`` and row names.
 
         Narrows ``response_mask`` and ``loss_mask`` to the trained roles: verl weights its loss by
         the latter, so other roles also leave the token counts.
@@ -355,7 +355,7 @@ class RoleCredit:
         correction = algorithm.get("rollout_correction", None)
         corrects = correction is not None and not correction.get("bypass_mode", False)
         known = {"rollout_log_probs", "old_log_probs"} <= set(data.batch.keys())
-        # verl's correction refuses a batch without a trained token, e.g. of void games.
+        # verl's correction refuses a batch without a trained token, e.g. one of void games.
         if corrects and known and data.batch["response_mask"].any():
             data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
             metrics |= correction_metrics
@@ -382,7 +382,7 @@ class RoleCredit:
         batch["advantages"], batch["returns"] = credit.advantages, credit.returns
         batch["loss_mask"] = mask
         per_token = {"advantage": credit.advantages}
-        if "entropy" in batch:  # not where verl takes the rollout's log-probs as they are
+        if "entropy" in batch:  # not if verl uses the rollout's log-probs
             per_token["entropy"] = batch["entropy"]
         per_role = selfplay.credit.loss == "per_role"
         of_roles = role_token_metrics(per_token, mask, role_ids, self._roles, per_role)

@@ -39,7 +39,7 @@ class _Worker:
     def __init__(self, run: Any, data: Any, tokenizer: Any, server: Any) -> None:
         self.config = config = SelfPlayConfig.from_run(run)
         self.server, self.rollout = server, run.actor_rollout_ref.rollout
-        # With the tokenizer, verl would put its end of sequence over that of the model's config.
+        # Given the tokenizer, verl would overwrite the end of sequence in the model's config.
         model = instantiate(run.actor_rollout_ref.model, load_tokenizer=False, _convert_="partial")
         ends = end_ids(model.hf_config, model.generation_config)
         self.encoder = ChatEncoder.of_run(tokenizer, data, ends)
@@ -78,7 +78,7 @@ class SelfPlayAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is untyped
         game = worker.game.new_game(row["extra_info"])
         record = game.record
         record.uid, record.session = str(row.get("uid", "")), int(row.get("session_id", 0))
-        # verl's random uid would give a run other draws than its repetition.
+        # With verl's random uid, a repeated run would draw differently.
         name = f"{row.get('global_steps', 0)}-{row.get('index', record.uid)}-{record.session}"
         policy = _Policy(worker, sampling_params, name)
         opponent = _Opponent(worker, record)
@@ -122,7 +122,7 @@ class _Policy:
         budget = self._room(turn, len(prompt.ids))
         said = [token for of in before for token in (*of.prompt_ids, *of.response_ids)]
         taken = TrajectoryTurn(turn.role, prompt.ids, [], None, turn.conversation, turn.number)
-        # Its place, and the tokens that it may have, before other turns begin.
+        # Reserve its place and its tokens before other turns begin.
         trajectory.turns.append(taken)
         self._reserved += budget
         try:
@@ -190,7 +190,7 @@ class _Opponent:
             reply = await self._model.reply(turn, messages)
         except NoReplyError as error:
             self._record.opponent = opponent
-            # An outage costs its games, not the run; nobody else takes the opponent's place.
+            # An outage costs its games, not the run; no other player replaces the opponent.
             raise NoReplyError(f"opponent failed: {error}") from None
         if self._record.opponent is None:  # or a concurrent turn has failed
             opponent.version = reply.model or str(self._config.model)
@@ -219,7 +219,7 @@ class PerTurnRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is 
         record: Any = fields[RECORD_KEY].model_copy(deep=True)
         turns = [turn.role for turn in record.turns]
         await self._game.score(record)
-        # A user's code may have put anything into it; what is paid must be what is written down.
+        # A user's code may have put anything into it; the rewards paid must be the ones recorded.
         record = self._game.Record.model_validate(record.model_dump())
         record.check_rewards(self._game.roles, turns)
         numbers = self._game.view.validation_numbers(record)

@@ -43,7 +43,7 @@ to 0.41 where some layers carry state across; 90 and more where positions do not
 
 COUPLING_LIMIT = 1e-5  # exact zero is usual
 
-LOG_PROB = -1.0  # of every token, as the probe of the loss has it
+LOG_PROB = -1.0  # of every token, as in the probe of the loss
 
 CREDITED = ("advantages", "response_mask", "rollout_is_weights")
 
@@ -181,7 +181,7 @@ class Probe:
                 drawn = torch.randn(3, int(own.sum()), generator=draws)
                 signal[own], drift[own], noise[own] = drawn[0], 0.05 * drawn[1], 0.1 * drawn[2]
                 if role == longer:
-                    # Their order turns round, so that ranks and signs change as well as sizes.
+                    # Their order is reversed, so that ranks and signs change as well as sizes.
                     signal[own], drift[own], noise[own] = 1 - 3 * signal[own], 1.0, -1.0
                 if role == absent:
                     counted[own] = 0
@@ -256,7 +256,7 @@ def certify(trainer: Any, encoder: ChatEncoder) -> Certificate:
         measures.append(coupling("credit", estimator, probe, partial(_credited, trainer)))
         measures.append(coupling("loss", "actor", probe, partial(_gradients, trainer)))
     else:
-        not_claimed |= dict.fromkeys(("credit", "loss"), "the game has one role")
+        not_claimed |= dict.fromkeys(("credit", "loss"), "the game has only one role")
     seconds = time.monotonic() - started
     return Certificate(measures, trainer.global_steps, count, seconds, not_claimed)
 
@@ -378,13 +378,13 @@ def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[Game]) -
     alone_gap = (packed - alone).abs().mean().item()
     joined_gap = (packed - joined).abs().mean().item()
     # Equal to one conversation is a leak, unless nothing differs at all, as in a critic that
-    # answers 0 everywhere. The floor keeps the number finite: other numbers are no metrics.
+    # answers 0 everywhere. The floor keeps the number finite: metrics must be finite.
     value = alone_gap / max(joined_gap, 1e-9)
     cause = (
-        "These are the numbers of one conversation: position ids do not restart, or nothing reads "
-        "that they do."
+        "These are the numbers of one conversation: position ids do not restart, or nothing acts "
+        "on it."
         if value > 1
-        else "Part of its layers ignore that position ids restart. Use a model with full or "
+        else "Some of its layers ignore that position ids restart. Use a model with full or "
         "sliding-window attention."
     )
     problem = (

@@ -36,10 +36,10 @@ from medserl_agentloop.core.interaction import NoReplyError, Reply, Turn
 logger = logging.getLogger(__name__)
 
 TEMPLATE_KWARGS = "chat_template_kwargs"  # of the chat template, in a request's ``extra_body``
-BASE = "base"  # in the place of a server's ``url``: the base model of the run
+BASE = "base"  # in place of a server's ``url``: the base model of the run
 ABORTED = ("abort", "aborted")  # stop reasons of SGLang, and of verl, for a turn that was given up
 # Finish reasons: of a turn that its budget cut off, and of one that has no end. Servers have many
-# other words for a whole turn.
+# other words for a complete turn.
 _CUT = re.compile(r"length|max_?(output_?)?tokens|model_length", re.I)
 _NO_END = re.compile(r"abort|cancel|content|filter|safety|recitation|refus|error|fail", re.I)
 _TOO_MUCH = re.compile(r"too (large|long|many)|context", re.I)  # no field is to blame
@@ -74,7 +74,7 @@ class ChatClient:
         ``prefix`` begins the turn and is not part of the reply. ``fields`` are sampling and other
         fields of the request. The options' ``extra_body`` overrides them, and None removes a field.
         """
-        # Else a player would learn to end another one's turn by writing <|im_end|> into its own.
+        # Otherwise a player would learn to end another's turn by writing <|im_end|> into its own.
         harmless = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
         words = sum(len(message["content"].split()) for message in harmless)
         body: dict[str, Any] = {"model": self.http.options.model, "messages": harmless}
@@ -95,7 +95,7 @@ class ChatClient:
     def _hint(self, words: str, body: Mapping[str, Any]) -> str:
         """What to do about a refusal; OpenAI's newer models accept only one temperature."""
         if "stream" in words.lower() and "stream" not in body:
-            return "this server streams its answers, which is not read"
+            return "this server streams its answers, which is not supported"
         named = sorted({*re.findall(r"\w+", words)} & (body.keys() - {"model", "messages"}))
         if not named or _TOO_MUCH.search(words):
             return ""
@@ -141,7 +141,7 @@ def _read(answer: Any, prefix: str) -> Reply:
         tokens, read = (int(usage.get(f"{of}_tokens") or 0) for of in ("completion", "prompt"))
         finish, model = str(choice.get("finish_reason") or ""), str(answer.get("model") or "")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-        raise BadAnswer(f"the answer is no chat completion: {shown(str(answer))}") from None
+        raise BadAnswer(f"the answer is not a chat completion: {shown(str(answer))}") from None
     cut = bool(_CUT.fullmatch(finish))
     if not cut and _NO_END.search(finish):
         raise BadAnswer(f"generation ended with {shown(repr(finish))}")
@@ -177,8 +177,8 @@ class ServedModel(ChatClient):
         card = dict(served.get(self.name) or (base in served and served.get(adapter)) or {})
         if card.get("parent") and card.get("owned_by") == "sglang" and not adapter:
             raise ValueError(
-                f"{self.url}: {self.name} is an adapter, and by this name the base would answer; "
-                f"name it {shown(card['parent'])}:{self.name}"
+                f"{self.url}: {self.name} is an adapter, and under this name the base would "
+                f"answer; name it {shown(card['parent'])}:{self.name}"
             )
         if served and not card and base not in served:  # it may know other names, too
             listed = shown(", ".join(served))
@@ -205,7 +205,7 @@ class ServedModel(ChatClient):
                 option = self.http.options.option("api_key_env")
                 raise ValueError(f"{self.url}: {error}; name a variable with {option}") from None
         except BadAnswer:
-            pass  # it answers; what it makes of one token is no matter
+            pass  # it answers; the content does not matter
         return {}
 
     async def reply(self, turn: Turn, messages: Sequence[Message], **fields: Any) -> Reply:
@@ -291,7 +291,7 @@ class BaseModelChat:
             output = await asyncio.wait_for(generation, self._timeout_s)
         except TimeoutError:
             raise Unreachable(f"the base model gave no answer in {self._timeout_s} s") from None
-        except Exception as error:  # of the engine: the prompt is too long for it, say
+        except Exception as error:  # from the engine: for example, the prompt is too long
             raise BadAnswer(f"the engine refuses the question: {error}") from None
         if output.stop_reason in ABORTED or not output.token_ids:
             raise Unreachable("the engine aborted the base model's answer")

@@ -29,14 +29,14 @@ from medserl_agentloop.terminal import visible
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-for _library in ("openai", "httpx", "httpcore"):  # they log addresses and headers, maybe a key
+for _library in ("openai", "httpx", "httpcore"):  # they log addresses and headers, maybe with a key
     logging.getLogger(_library).setLevel(logging.WARNING)
 
-CHAT_PATH = "/chat/completions"  # of chat requests, under a base that ends with /v1 by custom
-_MINUTE_S = 60.0  # what providers count requests by, and the longest Retry-After that openai keeps
+CHAT_PATH = "/chat/completions"  # of chat requests; the base usually ends with /v1
+_MINUTE_S = 60.0  # providers count requests per minute; also the longest Retry-After openai honors
 _CONNECT_S, _GET_S = 5.0, 10.0  # a server that is there connects, and lists its models
 _TRIAL_S = 30.0  # between requests to a server that counts as down
-_NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # no use to ask again
+_NO_CREDIT = re.compile(r"quota|credit|billing|payment|balance", re.I)  # asking again does not help
 _AGAIN = "x-should-retry"  # header by which openai is told
 _SHORTEST_SECRET = 6  # "none" and "EMPTY" are keys, too, and words that a model may say
 
@@ -129,11 +129,11 @@ class ServerOptions(BaseModel):
             return ""
         if not (key := os.environ.get(self.api_key_env, "").strip()):
             raise ValueError(  # without the variable's name, which may be a key by mistake
-                f"{self.option('api_key_env')} names an environment variable that is not set. It "
-                "wants the name of a variable, such as MY_API_KEY, not the key."
+                f"{self.option('api_key_env')} names an environment variable that is not set. Give "
+                "the name of a variable, such as MY_API_KEY, not the key."
             )
         if not (key.isascii() and key.isprintable()):
-            raise ValueError("the API key holds a character that no HTTP header can hold")
+            raise ValueError("the API key has a character that is not allowed in an HTTP header")
         return key
 
     def address(self) -> httpx.URL:
@@ -151,7 +151,7 @@ class ServerOptions(BaseModel):
         """Raise ValueError for the address of a run that is unusable, or would log a password."""
         if "@" in (self.url or ""):
             raise ValueError(
-                f"{self.node}.url holds a password, and verl logs the config. Take it out, and let "
+                f"{self.node}.url holds a password, and verl logs the config. Remove it, and let "
                 f"{self.node}.api_key_env name a variable with 'Basic <base64 of user:password>'"
             )
         try:
@@ -160,7 +160,7 @@ class ServerOptions(BaseModel):
             raise ValueError(f"{self.node}.url={self.url}: {error}") from None
 
     def client(self, path: str = "") -> HttpClient:
-        """A client of the server; ``url`` may already end with ``path``; raises as its class."""
+        """A client of the server; ``url`` may already end with ``path``; raises like its class."""
         if self.url is None:
             raise ValueError(f"set {self.node}.url to the address, e.g. http://localhost:30000")
         base = self.url.rstrip("/").removesuffix(path)
@@ -182,7 +182,7 @@ class HttpClient:
         self._secrets = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
         self._breaker = CircuitBreaker(options.lost_in_a_row)
         self._places = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
-        # A key with its scheme in front ("Basic ...") is sent as it is.
+        # A key with its scheme in front ("Basic ...") is sent unchanged.
         sent = key if " " in key else f"Bearer {key}"
         self._api = openai.AsyncOpenAI(
             base_url=address,
@@ -198,7 +198,7 @@ class HttpClient:
         return await self._request(self._api.get, path, tries=1, limit=_GET_S)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Post ``body`` and return the answer's JSON; raises as :meth:`get` after all tries."""
+        """Post ``body`` and return the answer's JSON; raises like :meth:`get` after all tries."""
         # In bytes: httpx's own JSON cannot hold the lone surrogates that a text may have.
         send = partial(self._api.post, body=json.dumps(body).encode())
         tries = self.options.retries + 1
@@ -233,7 +233,7 @@ class HttpClient:
         """The server's last answer, whatever its status."""
         import openai
 
-        # openai's time-outs start anew with every byte, and a server may drip for ever.
+        # openai's time-outs restart with every byte, and a server may send single bytes forever.
         longest = 1 + tries * limit + (tries - 1) * _MINUTE_S
         try:
             async with asyncio.timeout(longest):
@@ -265,7 +265,7 @@ def _counted(tries: int) -> str:
 async def _plan_next_try(retries: int, response: httpx.Response) -> None:
     """Tell openai in the response's headers whether and when to ask again.
 
-    It is of no use with an empty account. The tries are spread over a minute if a server limits
+    It does not help if the account is empty. The tries are spread over a minute if a server limits
     requests and names no pause; a longer pause, which openai ignores, becomes a minute.
     """
     pause = response.headers.get("retry-after", "")
@@ -290,14 +290,14 @@ def _is_this_machine(host: str) -> bool:
 def _http_client(address: httpx.URL, retries: int) -> httpx.AsyncClient:
     try:
         return httpx.AsyncClient(
-            # A proxy of the environment would see the key of a server on this machine.
+            # A proxy set in the environment would see the key of a server on this machine.
             trust_env=not _is_this_machine(address.host),
             verify=address.scheme == "https" and httpx.create_ssl_context(),  # takes 40 ms
-            # A connection that is kept would belong to one event loop.
+            # A kept connection would belong to one event loop.
             limits=httpx.Limits(max_keepalive_connections=0),
             event_hooks={"response": [partial(_plan_next_try, retries)]},
         )
-    except (ImportError, ValueError, httpx.InvalidURL):  # its words may repeat a password
+    except (ImportError, ValueError, httpx.InvalidURL):  # its message may repeat a password
         raise ValueError(
             "http_proxy, https_proxy or all_proxy cannot be used (SOCKS needs socksio)"
         ) from None

@@ -45,25 +45,25 @@ def adapter_names(roles: Sequence[str]) -> dict[str, str]:
 Share = Annotated[float, Field(ge=0)]  # a share, a weight or a coefficient
 
 Normalization = Literal["batch", "kind", "group", "mean", "none"]
-"""The normalisation of a role's advantages, after the estimator has subtracted its baseline.
+"""The normalization of a role's advantages, after the estimator has subtracted its baseline.
 
 ``batch``: whitened (mean 0, variance 1) over the role's trained tokens of the batch. ``kind``: the
 same within each kind of game. ``group``: divided by the standard deviation of the role's rewards
-within the prompt group. ``mean``: centred over the role's tokens of the batch, not divided.
-``none``: left as they are.
+within the prompt group. ``mean``: centered over the role's tokens of the batch, not divided.
+``none``: unchanged.
 """
 
 NORMALIZATIONS: Mapping[str, tuple[Normalization, ...]] = {
     "role_gae": ("batch", "kind", "mean", "none"),
-    # The group is the centre already. `mean` stops there (Dr. GRPO); `none` would be
+    # The group is already centered. `mean` stops there (Dr. GRPO); `none` would be
     # role_reinforce_pp with `none`.
     "role_grpo": ("group", "mean", "batch", "kind"),
-    # Whitening within a kind would take off again what the baseline, one per kind, put in.
+    # Whitening within a kind would undo what the baseline, one per kind, put in.
     "role_rae": ("none", "mean", "batch"),
     "role_reinforce_pp": ("batch", "kind", "mean", "none"),
-    "role_rloo": ("none", "batch", "kind"),  # centred within the group already
+    "role_rloo": ("none", "batch", "kind"),  # already centered within the group
 }
-"""The role-separated estimators, each with the normalisations that make sense for it, its own form
+"""The role-separated estimators, each with the normalizations that make sense for it, its own form
 first.
 """
 
@@ -75,12 +75,12 @@ class CreditSettings(BaseModel):
 
     role_weights: dict[str, Share] = Field(
         default={},
-        description="Factor of each role's advantages after normalisation, 1 where none is given; "
-        "0 silences a role. With adapters=per_role, factor of the learning rate of a role's "
-        "adapter: AdamW would divide a factor of its gradients out.",
+        description="Factor of each role's advantages after normalization, 1 by default; 0 "
+        "silences a role. With adapters=per_role, factor of the learning rate of a role's adapter: "
+        "AdamW would cancel a factor of its gradients.",
     )
     normalize: dict[str, Normalization | None] = Field(
-        default={}, description="Normalisation per role; null is the estimator's own."
+        default={}, description="Normalization per role; null is the estimator's own."
     )
     loss: Literal["per_role", "verl"] = Field(
         default="per_role",
@@ -91,7 +91,7 @@ class CreditSettings(BaseModel):
     )
 
     def normalization(self, estimator: str, role: str) -> Normalization:
-        """How ``estimator`` normalizes advantages of ``role``; ValueError if it cannot so."""
+        """Return how ``estimator`` normalizes ``role``'s advantages; ValueError if it cannot."""
         allowed = NORMALIZATIONS[estimator]
         chosen = self.normalize.get(role) or allowed[0]
         if chosen not in allowed:
@@ -134,8 +134,7 @@ class SelfPlayConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     game: str = Field(
-        description="Name of one of medserl_agentloop/games, or package.module:Class of a user's "
-        "own."
+        description="Name of one of medserl_agentloop/games, or your own package.module:Class."
     )
     context: Literal["isolated", "shared"] = Field(
         default="isolated",
@@ -148,13 +147,13 @@ class SelfPlayConfig(BaseModel):
     )
     adapters: Literal["shared", "per_role"] = Field(
         default="shared",
-        description="shared: all roles train the same weights. per_role: each role has a LoRA "
-        "adapter of its own on one base model. More: [gpu.md](gpu.md#lora).",
+        description="shared: all roles train the same weights. per_role: each role has its own "
+        "LoRA adapter on one base model. More: [gpu.md](gpu.md#lora).",
     )
     anchor: dict[str, Share] = Field(
         default={},
-        description="Coefficient of the KL to the reference policy on each role's tokens, those "
-        "of an untrained role included; needs use_kl_loss of the actor. Both roles share weights: "
+        description="Coefficient of the KL to the reference policy on each role's tokens, "
+        "including an untrained role's; needs the actor's use_kl_loss. Both roles share weights: "
         "an untrained role's parse rate fell from 1.00 to 0.88 within 80 steps without an anchor.",
     )
     anchor_end: Share = Field(
@@ -180,9 +179,9 @@ class SelfPlayConfig(BaseModel):
     )
     certify: Literal["stop", "warn", "only"] = Field(
         default="stop",
-        description="What follows if isolation, credit or loss do not hold where they are measured "
-        "at the start. stop: "
-        "the run ends. warn: it goes on, for comparisons. only: nothing is trained in any case.",
+        description="What to do if isolation, credit or loss fail the measurement at the start. "
+        "stop: the run ends. warn: it continues, for comparisons. only: nothing is trained in any "
+        "case.",
     )
     records: str = Field(
         default="runs/selfplay", description="Folder that gets games.jsonl and metrics.jsonl."
@@ -197,12 +196,13 @@ class SelfPlayConfig(BaseModel):
     best_by: str | None = Field(
         default=None,
         description="Validation measure of the best checkpoint, which is kept with the newest ones "
-        "(val-core/DATA_SET/MEASURE, the mean of several data sets); null: none is the best.",
+        "(val-core/DATA_SET/MEASURE, the mean of several data sets); null: none.",
     )
     stop_after_evaluations: int | None = Field(
         default=None,
         ge=1,
-        description="End the run when the best validation is so many validations ago; null: never.",
+        description="End the run when the best validation is this many validations old; null: "
+        "never.",
     )
 
     def trains(self, role: str) -> bool:
@@ -244,7 +244,7 @@ class SelfPlayConfig(BaseModel):
             raise ConfigError("selfplay.game is not set: name it, or take a recipe that does")
         game = game_class(name or DEFAULT_GAME)
         if not issubclass(game.Config, cls):
-            raise ConfigError(f"selfplay.game={name} is another game than this command is for")
+            raise ConfigError(f"selfplay.game={name} is not the game that this command is for")
         try:
             parsed: C = game.Config.model_validate(values)
         except ValidationError as error:
@@ -299,7 +299,7 @@ def key_values(option: str, fields: Sequence[str]) -> dict[str, Any]:
             if field.find("=") < 1:
                 raise ValueError("no KEY or no =")
             found.merge_with_dotlist([field])
-        except Exception as error:  # YAML and OmegaConf have errors of their own
+        except Exception as error:  # YAML and OmegaConf raise their own errors
             raise ValueError(
                 f"{option} {field}: expected KEY=VALUE, with the value as in YAML ({error})"
             ) from None

@@ -42,7 +42,7 @@ _REASONING = {
 }
 
 _TEMPLATE_TOKENS = {
-    # DeepSeek's bar, blank
+    # DeepSeek's bar, space
     "ChatML, Llama 3, Phi, GLM, GPT-OSS, DeepSeek": r"<[|\uff5c][\w\u2581/ -]{1,40}[|\uff5c]>",
     "Llama 2": r"<</?SYS>>",
     "Mistral": r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",
@@ -57,7 +57,7 @@ CONTROL_TOKEN = "|".join(_TEMPLATE_TOKENS.values())
 """Control tokens of known families; no prompt contains them as plain text."""
 
 _SWITCHES = {
-    # </think> and [/THINK] are none
+    # </think> and [/THINK] are not switches
     "Qwen3, Hunyuan, Nemotron, SmolLM3, GLM": r"/no_?think|(?<![<\[])/think",
     "SmolLM3": r"/system_override",
 }
@@ -68,10 +68,10 @@ MARKUP = re.compile(
     rf"(?=({CONTROL_TOKEN}|<[|\uff5c][^<>\n]{{0,64}}>|<[^\s<>]{{1,64}}>"
     r"|\[(?![A-Z]?[a-z]+\])[|/@]?[A-Za-z_][\w|/@]{0,64}\]))[<\[]"
 )
-"""Beginnings of what some tokenizer may have a token for, which is the group: <think>, <|a b|>,
-[TOOL_CALLS], [|user|]; not "BP <140", "[2]" or "[sic]". One may stand inside another."""
+"""Beginnings of possible tokens of some tokenizer; the group is the token: <think>, <|a b|>,
+[TOOL_CALLS], [|user|]; not "BP <140", "[2]" or "[sic]". One may be inside another."""
 
-JOINER = "\u2060"  # invisible, and no white space to a tokenizer's pre-splitter
+JOINER = "\u2060"  # invisible, and not white space to a tokenizer's pre-splitter
 
 
 def as_think(text: str) -> str:
@@ -92,7 +92,7 @@ def as_data(text: str) -> str:
 
 
 def without_switches(text: str) -> str:
-    """``text`` with a blank in every switch: ``/ no_think``."""
+    """``text`` with a space in every switch: ``/ no_think``."""
     return SWITCH.sub(lambda switch: f"/ {switch[0][1:]}", text)
 
 
@@ -220,7 +220,7 @@ class ChatEncoder:
         return cls(tokenizer, dict(OmegaConf.to_container(kwargs)), ends)
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of ``text`` without control tokens; ValueError if one cannot be spelt out."""
+        """Token ids of ``text`` without control tokens; ValueError if one cannot be spelled out."""
         text = without_switches(text)
         if self._backend is None:
             ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
@@ -267,7 +267,7 @@ class ChatEncoder:
 
     def was_cut(self, ids: Sequence[int], budget: int, stop_reason: str | None) -> bool:
         """Return whether the engine's stop reason says that the budget ended a turn."""
-        # SGLang says "length"; other engines may say "completed" of a turn that was cut, too.
+        # SGLang says "length"; other engines may say "completed" even for a turn that was cut.
         if stop_reason in ("length", "stop"):
             return stop_reason == "length"
         return len(ids) >= budget and ids[-1] not in self.ends
@@ -295,8 +295,7 @@ class ChatEncoder:
     def _template(self, prompt: Prompt, prefix: str, continued: bool) -> _Template:
         messages = list(prompt.messages)
         if continued:
-            # Templates want a system message first or not at all, so in mid-conversation the user
-            # says it.
+            # Templates allow a system message only at the start; later the user says it.
             content = "\n\n".join(message["content"] for message in messages)
             messages = [
                 {"role": "user", "content": _USER},
@@ -309,7 +308,7 @@ class ChatEncoder:
                 f"the model's chat template drops or changes text of the {lost[0]['role']} in the "
                 f"prompt: {lost[0]['content'][:200]!r}. Use another template or prompt profile."
             )
-        if continued:  # what follows the words of the turn before: its end, then the new message
+        if continued:  # what follows the text of the previous turn: its end, then the new message
             text = text.partition(_ASSISTANT)[2]
         pieces = PLACE.split(text)
         for name in prompt.data:
@@ -326,7 +325,7 @@ class ChatEncoder:
         """The prompt as text, and the part at its end that begins the player's turn."""
         text = self._apply_template(messages, add_generation_prompt=True)
         asked = self._apply_template(messages, add_generation_prompt=False)
-        # An untrusted text may quote a <think>: it counts in what the generation prompt adds.
+        # An untrusted text may quote a <think>, so look only at what the generation prompt adds.
         added = text.removeprefix(asked) if text.startswith(asked) else PLACE.split(text)[-1]
         prefill = "".join(added.partition(THINK)[1:])
         if reasoning_open(prefill) and reasoning_open(prefix):
@@ -341,7 +340,7 @@ class ChatEncoder:
                 add_generation_prompt=add_generation_prompt,
                 **self.template_kwargs,
             )
-        except Exception as error:  # templates raise errors of their own, e.g. on a system message
+        except Exception as error:  # templates raise their own errors, e.g. on a system message
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
                 f"the model's chat template refuses the game's messages ({roles}): {error}. Use a "

@@ -38,7 +38,7 @@ class Turn:
     role: str
     prompt: Prompt  # what is new to them: the opening messages of a conversation, or the next ones
     max_tokens: int  # the turn's token budget
-    conversation: str | None = None  # the one that the turn belongs to; None for the role's only
+    conversation: str | None = None  # the turn's conversation; None if the role has only one
     prefix: str = ""  # how the prompt begins the turn, after the template's generation prompt
     stop: tuple[str, ...] = ()  # strings that end the turn besides the end-of-turn token
     number: int = 0  # in the game, from 0; :func:`play_game` counts
@@ -257,12 +257,12 @@ class Interaction(ABC, Generic[G, R]):
         """Complete rewards that depend on earlier training steps.
 
         ``counts`` are numbers by group and name that the game keeps between steps, also in
-        checkpoints. The tokens get rewards of roles, not of single turns.
+        checkpoints. The tokens get the rewards of roles, not of single turns.
         """
 
 
 class NoReplyError(Exception):
-    """A player did not answer; says who and why. ``refused``: asking again does not help."""
+    """A player did not answer; the message says who and why. ``refused``: do not retry."""
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)

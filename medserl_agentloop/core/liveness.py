@@ -59,7 +59,7 @@ async def limited(work: Callable[[], Awaitable[T] | T], limit_s: float) -> T:
 
     if not _loops:
         _loops.append(asyncio.new_event_loop())
-        # A daemon: a process may end although a user's code never does.
+        # A daemon: a process must be able to end even if a user's code never does.
         threading.Thread(target=_loops[0].run_forever, name="user code", daemon=True).start()
     loop = _loops[0]
     try:
@@ -69,7 +69,7 @@ async def limited(work: Callable[[], Awaitable[T] | T], limit_s: float) -> T:
         try:
             await within(_PULSE_S, asyncio.sleep(0))
         except TimeoutError:
-            # Blocked, maybe for ever: the next call gets another thread.
+            # It may be blocked forever: the next call uses another thread.
             if loop in _loops:  # or another call has noticed it
                 _loops.remove(loop)
         raise
@@ -100,7 +100,7 @@ def first_failure(actor: Any) -> str | None:
 
 # -- processes -------------------------------------------------------------------------------------
 
-# a living process answers at once; one that is slower is taken for busy, not for dead
+# a living process answers at once; a slower one is assumed to be busy, not dead
 ANSWER_WITHIN_S = 10.0
 
 
@@ -140,7 +140,7 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
     for sign in answered:
         try:
             failure = ray.get(sign)
-        except ActorUnavailableError:  # out of reach, and perhaps not for long
+        except ActorUnavailableError:  # unreachable, perhaps only for a moment
             continue
         except RayActorError as error:
             dead.append(f"{signs[sign]} died ({_identity(error)})")
@@ -148,7 +148,7 @@ def dead_processes(processes: Processes, answer_within_s: float = ANSWER_WITHIN_
         if failure:
             raise RuntimeError(
                 "the code of a game raised an exception, and a run without the games that it loses "
-                "would learn something else. Mend it: the same command resumes from the last "
+                "would learn something else. Fix it; the same command resumes from the last "
                 f"checkpoint\n{failure}"
             )
     return dead

@@ -55,7 +55,7 @@ def selfplay_loss(
     if "old_log_probs" not in data:
         own, trained = log_prob.detach(), mask > 0
         rollout = data["rollout_log_probs"].to_padded_tensor(0)
-        # Of an untrained role, too: its context may be the control group.
+        # Also for an untrained role: its context may be the control group.
         generated = (role_ids > 0) & trained.any(1, keepdim=True)
         apart = (rollout.exp() - own.exp()).abs() * trained
         sums = {
@@ -78,7 +78,7 @@ def selfplay_loss(
             losses.append(ppo_loss(config, model_output, alone, dp_group))
         loss, metrics = sum(of for of, _ in losses), losses[0][1]
         for name, metric in metrics.items():
-            # Parts of the loss add up; of others verl takes the mean.
+            # Parts of the loss add up; verl averages other numbers.
             for _, of_other in losses[1:] if isinstance(metric, Metric) else ():
                 metric.extend(of_other[name])
     if ANCHOR_COLUMN not in data:
@@ -102,7 +102,7 @@ def compared_metrics(metrics: dict[str, Any]) -> dict[str, float]:
     return found | context_leak_metrics({name: metrics.pop(f"actor/{name}") for name in GAPS})
 
 
-# the smallest mean difference of log-probs that means something in float32
+# the smallest mean difference of log-probs that is meaningful in float32
 LOG_PROB_RESOLUTION = 1e-6
 
 

@@ -59,7 +59,7 @@ def void_class(record: GameRecord, more: Mapping[str, str] = {}) -> list[str]:
         return []
     reason, classes = record.void or "", {**_VOID_CLASSES, **more}
     found = {reason.find(text): name for text, name in classes.items() if text in reason}
-    # Words of a server may follow the game's own, so what is said first counts.
+    # A server's words may follow the game's own, so the first match counts.
     return [found[min(found)] if found else "other"]
 
 
@@ -174,7 +174,7 @@ def share(flags: Iterable[bool]) -> float:
 
 def effective_number(counts: Sequence[int]) -> float:
     """Number of equally frequent kinds with the same entropy; NaN without counts."""
-    from scipy.stats import entropy  # not at the top: half a second of every command
+    from scipy.stats import entropy  # not at the top: it costs every command half a second
 
     return float(np.exp(entropy(counts))) if counts else math.nan
 
@@ -198,12 +198,11 @@ class Alarms(BaseModel):
     patience: int = Field(
         default=3,
         ge=1,
-        description="Steps in a row beyond its limit that make a number an alarm: one may be "
-        "chance.",
+        description="Steps in a row beyond the limit before an alarm fires: one may be chance.",
     )
     limits: dict[str, float | None] = Field(
         default={},
-        description="Limit by alarm, e.g. {void_games: 0.3}, in place of its own; null switches "
+        description="Limit by alarm, e.g. {void_games: 0.3}, instead of the default; null switches "
         "the alarm off.",
     )
 
@@ -219,7 +218,7 @@ class Rule:
     games: str | None = "selfplay/games"  # metric that counts what the number rests on, if anything
     above: bool = True  # whether it fires above its limit, not below
     of_first: bool = False  # whether the limit is a share of the number's first value in the run
-    at_once: bool = False  # after one step, whatever ``patience`` is: no chance explains the number
+    at_once: bool = False  # after one step, whatever ``patience`` is: it cannot be chance
 
 
 _RULES_OF_ROLES = (
@@ -245,7 +244,7 @@ _RULES_OF_ROLES = (
         "one_game",
         "largest_game_share",
         0.5,
-        "One game is most of this role's signal: read it. role_grpo gives games alike weights.",
+        "One game is most of this role's signal: read it. role_grpo gives games similar weights.",
         "groups",
     ),
 )
@@ -256,8 +255,8 @@ _RULES = (
         "void_games",
         "selfplay/void_rate",
         0.15,
-        "See selfplay/void/<class>: no_room is a plan of lengths that is too tight, timed_out an "
-        "engine that is stuck or overloaded.",
+        "See selfplay/void/<class>: no_room means that the planned lengths are too tight, "
+        "timed_out that the engine is stuck or overloaded.",
     ),
     Rule(
         "rollout_mismatch",
@@ -291,7 +290,7 @@ _RULES = (
         "lost_metrics",
         "selfplay/lost_metrics",
         0.5,
-        "A number of verl's that the first step had is missing or not finite; the log names it.",
+        "A verl metric that the first step had is missing or not finite; the log names it.",
         games=None,
         at_once=True,
     ),

@@ -125,7 +125,7 @@ class StepRecorder:
             self._always = held
         lost = sorted(self._always - held)
         if lost:
-            _announce_once(f"warning: a step has no {', '.join(lost[:5])}, as the first one had")
+            _announce_once(f"warning: a step lacks {', '.join(lost[:5])}, which the first one had")
         return {LOST_METRICS: float(len(lost))}
 
 
@@ -185,7 +185,7 @@ class StepTable:
 def games_table(
     game: Interaction[Any, Any], records: Sequence[GameRecord], count: int
 ) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of up to ``count`` games for W&B, one outcome after the other."""
+    """Columns and rows of up to ``count`` games for W&B, taken from each outcome in turn."""
     columns = {n: c for n, c in game.view.columns.items() if n not in ("signal", "finished")}
     by_outcome: dict[str, list[GameRecord]] = defaultdict(list)
     for record in records:
@@ -208,7 +208,7 @@ def log_games(columns: Sequence[str], rows: list[list[Any]], step: int) -> None:
 
     if wandb.run is not None:
         data = [[storable(cell) for cell in row] for row in rows]
-        # A table per step: W&B keeps them all, and one that grew would be written anew each time.
+        # A table per step: W&B keeps them all, and a growing one would be rewritten each time.
         # With an explicit step W&B holds the row open, so that verl's metrics of it join it.
         wandb.run.log({TABLE_NAME: wandb.Table(columns=list(columns), data=data)}, step=step)
 
@@ -220,7 +220,7 @@ def resume_wandb_run(folder: Path, *, resumed: bool) -> None:
         file.write_text(secrets.token_hex(4), encoding="utf-8")
     os.environ.setdefault("WANDB_RUN_ID", file.read_text(encoding="utf-8").strip())
     os.environ.setdefault("WANDB_RESUME", "allow")
-    os.environ.setdefault("WANDB_DIR", str(folder))  # or wandb/ is where the command runs
+    os.environ.setdefault("WANDB_DIR", str(folder))  # by default the working directory
 
 
 def finish_loggers(tracking: Any, exit_code: int) -> None:

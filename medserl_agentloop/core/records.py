@@ -20,7 +20,7 @@ from medserl_agentloop.terminal import visible
 Rewards = dict[str, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
 
-LARGEST_REWARD = 1e15  # in float32 its square is a number still, and so is the sum of many of them
+LARGEST_REWARD = 1e15  # its square is still finite in float32, and so is a sum of many squares
 
 
 class OpponentRecord(BaseModel):
@@ -55,7 +55,7 @@ class GameRecord(BaseModel):
     left_out: ClassVar[tuple[str, ...]] = ("turns", "turn_rewards", "finished", "seconds")
     """Fields that JSON omits if empty."""
 
-    # as they were played, unless a record has fields of its own for them
+    # as they were played, unless a record has its own fields for them
     turns: list[TurnRecord] = []
     rewards: Rewards = {}  # empty until scored and in void games
     turn_rewards: dict[int, dict[str, float]] = {}
@@ -92,12 +92,12 @@ class GameRecord(BaseModel):
     def check_rewards(self, roles: Sequence[str], turns: Sequence[str]) -> None:
         """Raise ValueError for rewards of a role or a turn that the game lacks."""
         if not set(self.rewards) <= set(roles):
-            raise ValueError(f"the game rewards {list(self.rewards)}, and its roles are {roles}")
+            raise ValueError(f"the game rewards {list(self.rewards)}, but its roles are {roles}")
         for number in self.turn_rewards:
             if not (0 <= number < len(turns) and turns[number] in self.rewards):
                 raise ValueError(
-                    f"the game has turn_rewards for turn {number}, and its turns, counted from 0, "
-                    f"are of {turns}; rewarded are {list(self.rewards)}"
+                    f"the game has turn_rewards for turn {number}, but its turns, counted from 0, "
+                    f"belong to {turns}; rewarded are {list(self.rewards)}"
                 )
         self.void_unless_rewards_are_numbers()
 
@@ -106,12 +106,12 @@ class GameRecord(BaseModel):
         for parts in (*self.rewards.values(), *self.turn_rewards.values()):
             for name, value in parts.items():
                 if not abs(value) <= LARGEST_REWARD and self.void is None:
-                    self.void = f"reward {name!r} is no number within {LARGEST_REWARD:g}: {value}"
+                    self.void = f"reward {name!r} is not within {LARGEST_REWARD:g}: {value}"
         if self.is_void:
             self.rewards, self.turn_rewards = {}, {}
 
     def reward_of_turns(self, roles: Mapping[int, str]) -> dict[int, float]:
-        """Return the rewards of those of the turns, roles by number, that earn something."""
+        """Return the rewards by turn, of those in ``roles`` (by turn) that earn something."""
         if self.turn_rewards:
             return {n: sum(self.turn_rewards[n].values()) for n in roles if n in self.turn_rewards}
         last = {role: number for number, role in sorted(roles.items())}
@@ -184,11 +184,11 @@ class Section(NamedTuple):
     """A part of a game as ``medserl show``, the page and W&B show it."""
 
     title: str
-    owner: str = ""  # a role, or another name, which gives it its colour
+    owner: str = ""  # a role, or another name, which determines its color
     reasoning: str | None = None
     text: Pieces = ()
     facts: Mapping[str, Any] = {}
-    folded: Mapping[str, str] = {}  # texts that the page opens on a click, and nothing else shows
+    folded: Mapping[str, str] = {}  # texts that only the page shows, after a click
 
     def known(self) -> dict[str, str]:
         """The facts that are set, as text."""

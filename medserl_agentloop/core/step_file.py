@@ -45,10 +45,10 @@ def lock_folder(folder: str | Path, wait_s: float = 30.0) -> AbstractContextMana
         return FileLock(Path(folder) / LOCK_FILE).acquire(timeout=wait_s)
     except Timeout:
         raise ValueError(
-            f"another process writes to {folder}: end it, or give this one a folder of its own"
+            f"another process writes to {folder}: stop it, or give this one its own folder"
         ) from None
     except (OSError, NotImplementedError) as error:  # a file system without locks
-        announce(f"warning: {folder} cannot be locked ({error}): let no second run write to it")
+        announce(f"warning: {folder} cannot be locked ({error}): no second run may write to it")
         return nullcontext()
 
 
@@ -68,7 +68,7 @@ class StepFile:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            error.filename = str(self.path)  # that of a write names none
+            error.filename = str(self.path)  # an error from a write names no file
             raise
 
     def read(self) -> Iterator[dict[str, Any]]:
@@ -83,7 +83,7 @@ class StepFile:
                     row = from_line(line)
                 except ValueError as error:
                     if number > 1 and not line.endswith(b"\n"):
-                        ends = f"{self.path} ends within line {number}: it is left out"
+                        ends = f"{self.path} ends within line {number}: the line is skipped"
                         print(visible(ends), file=sys.stderr)
                         return
                     raise ValueError(f"{where} is not JSON: {error}") from None
@@ -183,7 +183,7 @@ class RunFiles:
     def resume_after(self, step: int) -> None:
         """Remove and report lines of steps after the checkpoint of ``step``."""
         for file in (self.games, self.metrics):
-            # What was measured before the first step is measured anew.
+            # What was measured before the first step is measured again.
             if removed := file.cut_after(step or -1):
                 done = "removed" if file.path.stat().st_size else "moved aside"
                 announce(f"{file.path}: {done} {removed} lines of steps after {step}")

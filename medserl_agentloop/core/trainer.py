@@ -103,7 +103,7 @@ class SelfPlayReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is untyp
     def _materialize_batch(
         self, partition_id: str, prompts: list[str], games: dict[str, dict[str, Any]]
     ) -> KVBatchMeta:
-        """verl's batch in the order of its rows, so that a run repeats itself."""
+        """verl's batch in the order of its rows, so that a run is repeatable."""
         rows = {uid: number for number, uid in enumerate(self.prompt_global_steps[partition_id])}
 
         def place(key: str) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
     total_training_steps: int
     run_state: dict[str, step_file.State]  # kept in checkpoints
-    rows_begin_anew = False  # of another run's checkpoint, where they are not this run's
+    rows_begin_anew = False  # whether another run's checkpoint has other rows
 
     def __init__(self, config: Any) -> None:
         announce("Ray is up; reading the data")
@@ -142,7 +142,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             config.trainer.resume_mode = "disable"
         self.rows_begin_anew = resume.rows_begin_anew(run)
         self.credit = RoleCredit(config.algorithm, self.selfplay, self.game.roles)
-        # verl would remove the best checkpoint, and forgets those of before a resume.
+        # verl would remove the best checkpoint, and forgets those from before a resume.
         self.kept_checkpoints = config.trainer.max_actor_ckpt_to_keep
         config.trainer.max_actor_ckpt_to_keep = config.trainer.max_critic_ckpt_to_keep = None
         # verl's trainer branches by its own name of the mode (trainer_base.py).
@@ -170,7 +170,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
     def _setup(self) -> None:
         super()._setup()
-        # verl tells its reward workers alone; the agent loops, which start later, read the config.
+        # verl tells only its reward workers; the agent loops, which start later, read the config.
         with open_dict(self.config.reward.reward_model) as served:
             served[ROUTER_ADDRESS] = self.reward_loop_manager.reward_router_address
         announce("the workers are up; measuring the certificate")
@@ -195,7 +195,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     def _val_metrics_update(
         self, sources: Any, uids: Any, facts: Any, *rest: Any, **more: Any
     ) -> dict[str, float]:
-        # a validation without the games that raised would look like a whole one
+        # a validation without the games that raised would look like a complete one
         self.check_processes()
         metrics: dict[str, float] = super()._val_metrics_update(sources, uids, facts, *rest, **more)
         for numbers, line in self.interaction.view.validation_scores(sources, facts):
@@ -233,8 +233,8 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             free = shutil.disk_usage(folder.parent).free / 2**20
             raise RuntimeError(
                 f"the checkpoint {folder} cannot be written ({type(error).__name__}); {free:.0f} "
-                "MB are free there. Make room if that is too little: the same command resumes from "
-                "the checkpoint before"
+                "MB are free there. Free some space if that is too little; the same command "
+                "resumes from the previous checkpoint"
             ) from error
 
     def _load_checkpoint(self) -> None:
@@ -251,11 +251,11 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
             ) from error
         if fresh is not None:
             self.train_dataloader.load_state_dict(fresh)
-            announce("the rows are not those of the checkpoint: they begin anew")
+            announce("the rows are not those of the checkpoint: they start over")
         step, total = self.global_steps, self.total_training_steps
         if step:
             for name in step_file.load_state(chosen or self._checkpoint_folder, self.run_state):
-                announce(f"the checkpoint holds no {name}: they start anew")
+                announce(f"the checkpoint holds no {name}: they start over")
             rest = "nothing is left to train" if step >= total else f"{total - step} steps are left"
             announce(f"resuming after step {step} of {total}: {rest}")
         if self.selfplay.certify == "only":
@@ -264,7 +264,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         self._stop_if_nothing_got_better()
         run = RunConfig(self.config, self.selfplay)
         if step and resume.validation_is_missing(run, self.files, step, total):
-            announce(f"the validation of step {step} was not made: it is made now")
+            announce(f"the validation of step {step} was not done: it runs now")
             own.val_before_train = True
         if step < self.total_training_steps:
             step_file.write_prompts(self.selfplay.records, step + 1, self.interaction.prompts())
@@ -310,7 +310,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     def on_sample_end(self) -> None:
         # The games that are left when a process has died are not a batch to train on.
         self.check_processes()
-        # SGLang's scheduler cannot go to sleep with what games gave up on and it still generates.
+        # SGLang's scheduler cannot sleep while it still generates what games gave up on.
         self.checkpoint_manager.abort_replicas()
         self.checkpoint_manager.resume_generation_replicas()
         super().on_sample_end()
@@ -328,7 +328,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         batch = super()._compute_old_log_prob(batch, metrics)
         fields = ("rollout_log_probs", "old_log_probs", "response_mask")
         columns = read_columns(batch, *fields).to_padded_tensor(0)
-        # With verl's bypass_mode, old log-probs are the rollout's own, and entropy is not there.
+        # With verl's bypass_mode, old log-probs are the rollout's own, and there is no entropy.
         if "actor/entropy" in metrics and "rollout_log_probs" in columns:
             gaps = losses.context_gaps(*(columns[name] for name in fields))
             metrics.update(losses.context_leak_metrics(gaps))
@@ -336,7 +336,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_ref_log_prob(batch, metrics)
-        # verl leaves it for whoever computes next, the critic and the actor's update.
+        # verl leaves it for the next readers, the critic and the actor's update.
         batch.extra_info.pop("no_lora_adapter", None)
         if anchors := self.selfplay.anchors(self.global_steps / self.total_training_steps):
             write_anchor(batch, {n: anchors.get(role, 0.0) for n, role in self.roles.items()})
@@ -399,7 +399,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         step, total = self.global_steps, self.total_training_steps
         batch = super().step(metrics, timing_raw)
         metrics.update(self._certificate_metrics)
-        self._certificate_metrics = {}  # of the first step after a start only
+        self._certificate_metrics = {}  # only for the first step after a start
         timing = {**timing_raw, "step": time.monotonic() - started}
         metrics.update(self.recorder.step(step, total, metrics, timing))
         if self.recorder.stop_reason is not None:

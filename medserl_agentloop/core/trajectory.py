@@ -28,7 +28,7 @@ class TrajectoryTurn:
     """One generated turn."""
 
     role: str
-    prompt_ids: list[int]  # what stands between the conversation's turn before it and the response
+    prompt_ids: list[int]  # what is between the conversation's previous turn and the response
     response_ids: list[int]
     log_probs: list[float] | None  # under the sampling distribution; None if the server gave none
     conversation: str | None = None  # as in ``Turn``, and the number
@@ -138,7 +138,7 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
         Each turn's reward is on its last token; a role without a reward, and a void game, have a
         mask of zeros.
         """
-        # verl's dump would turn the record into a dict, and makes metrics of all that is in
+        # verl's dump would turn the record into a dict, and makes metrics of everything in
         # reward_extra_info.
         info = dict(self.extra_fields.get("reward_extra_info") or {})
         record: GameRecord | None = info.pop(RECORD_KEY, None)

@@ -35,13 +35,13 @@ _MARKS_OF_UW = re.compile(
 _COLLECTION = re.compile(r"(?![a-f]{8}-)([^\W\d_]+)[-_]", re.IGNORECASE)
 _ABSENT = ("", "na", "n/a", "nan", "none", "null")  # how MEDEC, pandas and JSON spell no value
 _EXCEL_ERROR = re.compile(r"#(NAME\?|REF!|VALUE!|N/A|DIV/0!|NUM!|NULL!|SPILL!|CALC!)")
-_EXCEL_CELL = 32_767  # characters, at which Excel cuts a longer text
+_EXCEL_CELL = 32_767  # characters; Excel cuts longer texts
 _NUMBERED_LINE = re.compile(r"[ \t]*([0-9]{1,6})(?:[ \t]+(.*))?$", re.DOTALL)
 _LARGEST_ID_GAP = 3
 # Word overlap of a clean row with the corrected text of the error row before it. On the official
 # validation set the lowest twin has 0.86, and the highest of two unrelated notes 0.45.
 _TWIN_OVERLAP = 0.7
-_LONGEST_CHANGE = 200  # letters by which a list of sentences may be behind its note
+_LONGEST_CHANGE = 200  # letters that a list of sentences may lag behind its note
 
 
 class MedecFormatError(ValueError):
@@ -52,7 +52,7 @@ class EditTag(str, Enum):
     """The kind of difference between the clean note and the error note."""
 
     LOCAL = "local_edit"  # exchanging the two sentences in place gives the clean note
-    NON_LOCAL = "non_local_edit"  # the corrected sentence stands elsewhere, or more was changed
+    NON_LOCAL = "non_local_edit"  # the corrected sentence is elsewhere, or more was changed
     NO_OP = "no_op_edit"  # only letter case or white space differs: there is no error
     UNLOCATED = "unlocated_edit"  # the source does not name the two sentences
     NO_PAIR = "no_pair"  # only one note is known
@@ -61,7 +61,7 @@ class EditTag(str, Enum):
 def cell(value: Any, as_published: bool = False) -> Any:
     """A value from any kind of file as CSV text, or None.
 
-    Line ends become LF and outer white space is removed: trailing blanks are more frequent in
+    Line ends become LF and outer white space is removed: trailing spaces are more frequent in
     MEDEC's error notes and would leak the label.
     """
     if value is None or isinstance(value, dict | list | tuple | bytes):
@@ -82,9 +82,9 @@ def _readable(text: Any) -> Any:
             "the intended character"
         )
     if _EXCEL_ERROR.fullmatch(text.strip()):
-        raise ValueError("this is Excel's word for a formula that failed: write the text meant")
+        raise ValueError("this is Excel's mark for a failed formula: write the intended text")
     if len(text) == _EXCEL_CELL:
-        raise ValueError(f"Excel cuts a text at {_EXCEL_CELL:,} characters: give the whole one")
+        raise ValueError(f"Excel cuts a text at {_EXCEL_CELL:,} characters: give the full text")
     return text
 
 
@@ -99,7 +99,7 @@ def _known_or_own(kind: Any) -> Any:
         return kind
     word = one_line(kind)
     if len(word) > _LONGEST_TYPE:
-        raise ValueError(f"write {', '.join(ERROR_TYPES)}, a type of your own in few words, or NA")
+        raise ValueError(f"write {', '.join(ERROR_TYPES)}, your own type in a few words, or NA")
     return known_type(word) or (None if word.casefold() in ("", NO_TYPE) else word)
 
 
@@ -220,7 +220,7 @@ class Case:
 
     @property
     def contradiction(self) -> str:
-        """Why the error sentence does not match its note, white space aside; empty if it does."""
+        """Say why the error sentence does not match its note, white space aside; else empty."""
         if self.error_note is None or not self.error_sentence:
             return ""
         wrong = one_line(self.error_sentence)
@@ -228,13 +228,13 @@ class Case:
             return "the error sentence is not in the error note"
         listed, named = _letters(self.sentences.get(self.error_sentence_id, "")), _letters(wrong)
         if self.sentences and not (listed and (named in listed or listed in named)):
-            return "the sentence of that number is another one"
+            return "the sentence with that number is a different one"
         return ""
 
 
 def conflicts(cases: Iterable[Case]) -> dict[str, str]:
-    """Why cases disagree about a note, by id: it is wrong in one and correct in another; white
-    space and letter case do not count.
+    """Return by id why cases disagree about a note: it is wrong in one and correct in another;
+    white space and letter case do not count.
     """
     wrong, correct = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for case in cases:
@@ -324,8 +324,8 @@ class NearDuplicateIndex:
 def near_duplicates(
     notes: Iterable[tuple[str, str]], others: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str, float]]:
-    """Yield every named note that is nearly one of ``others``: its name, that of the likest one,
-    their similarity.
+    """Yield every named note that is nearly one of ``others``: its name, the name of the most
+    similar one, and their similarity.
     """
     index = NearDuplicateIndex(text for _, text in others)
     for name, text in notes:

@@ -66,7 +66,7 @@ def convert(
         Path, Option(help="Folder of training rows, or FILE.parquet for evaluation rows.")
     ],
     column: Annotated[
-        list[str] | None, Option(help="A column of your own table, as note=TEXT. Repeatable.")
+        list[str] | None, Option(help="A column of your own table, such as note=TEXT. Repeatable.")
     ] = None,
     val_input: Annotated[
         list[Path] | None, Option(help="Input whose cases all go to the validation split.")
@@ -75,11 +75,11 @@ def convert(
         list[Path] | None, Option(help="File to look up the cases of OpenRLHF rows in.")
     ] = None,
     exclude_near_duplicates_of: Annotated[
-        list[Path] | None, Option(help="Leave out cases that are nearly one of this file.")
+        list[Path] | None, Option(help="Leave out near-duplicates of this file's cases.")
     ] = None,
     mix: Annotated[
         str | None,
-        Option(help=f"{DEFAULT_MIX}, or what of it the notes can serve; {AS_GIVEN}: every row."),
+        Option(help=f"{DEFAULT_MIX}, or what the notes can serve; {AS_GIVEN}: every row."),
     ] = None,
     val_fraction: Annotated[
         float, Option(min=0, max=1, help="Share of cases for validation without --val-input.")
@@ -170,7 +170,7 @@ def convert_files(
         )
         matches = sorted(near_duplicates(notes, of_others), key=lambda match: match[2])
         likest = {name: f"{other} (4-gram Jaccard {like:.2f})" for name, other, like in matches}
-        exclusions["near-duplicate of a case to stay clear of"] += likest.items()
+        exclusions["near-duplicate of a case to avoid"] += likest.items()
         cases = [case for case in cases if case.case_id not in likest]
     made = build_rows(cases, plan, exclusions, val_ids if val_input else None)
     options = {"input": inputs, "val_input": val_input, "join": join, "column": columns}
@@ -267,7 +267,7 @@ def sft(
     output: Annotated[Path, Option(help="Folder for sft_train.parquet and sft_val.parquet.")],
     profile: Annotated[str, Option(help="Prompt profile: a name or a folder.")] = "medserl",
     error_types: Annotated[
-        str | None, Option(help="The run's selfplay.error_types, with commas between them.")
+        str | None, Option(help="The run's selfplay.error_types, separated by commas.")
     ] = None,
 ) -> None:
     """Write conversations to imitate: for every pair an attack, and an assessment of each note.

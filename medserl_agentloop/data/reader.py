@@ -62,14 +62,14 @@ _OPENRLHF = ("data_type", "game_category")
 _READ_OPENRLHF = "medserl_agentloop.medical_team.openrlhf_files:read_rows"
 _CASE = TypeAdapter(Case)
 
-NoteJoin = Mapping[str, Case]  # text of a note, white space aside -> the first case that has it
+NoteJoin = Mapping[str, Case]  # text of a note, ignoring white space -> the first case that has it
 Table = tuple[list[str], Sequence[tuple[str, Mapping[str, Any]]]]
 """A file's columns, and its rows: the place of each, and its values by column."""
 
 
 @dataclass
 class ReadReport:
-    """The report on one input: nothing is lost but what it counts.
+    """The report on one input, which counts everything that is left out.
 
     ``records == dropped_empty + pairs + twins + clean_only + error_only + len(contradictions)``,
     except that up to four rows of an OpenRLHF file are about one case.
@@ -130,7 +130,7 @@ def read_files(
     texts unchanged, and a clean twin's case has its error row's id; contradictory rows stay, and
     the report names them.
     """
-    # Of a note in several cases the first one counts.
+    # If several cases share a note, the first one counts.
     others = read_files(join, columns=columns).cases[::-1] if join else []
     joined = {one_line(note): case for case in others for note in case.notes}
     places: dict[str, str] = {}
@@ -238,13 +238,13 @@ def _excel(path: Path) -> Table:
 
     try:
         sheets = pd.read_excel(path, sheet_name=None, dtype=object, na_filter=False)
-    except Exception as error:  # openpyxl, which may be missing, raises anything on a damaged file
+    except Exception as error:  # openpyxl may be missing, or raise anything on a damaged file
         reason = " ".join(str(error).split()).rstrip(".")
         raise MedecFormatError(f"{path}: cannot be read as an Excel file ({reason}).") from error
     name, frame = next(iter(sheets.items()))
     if len(sheets) > 1:
         print(visible(f"{path.name}: only its first sheet, {name}, is read"), file=sys.stderr)
-    # An empty cell is "" here; a formula that failed is no value, and must not be read as none.
+    # An empty cell is "" here; a failed formula has no value, and must not be read as empty.
     frame = frame.where(frame.notna(), "#VALUE!")
     return _table(path, [str(column) for column in frame], frame.to_dict("records"), first=2)
 
@@ -261,8 +261,8 @@ def _saved_dataset(path: Path) -> Table:
         found = Dataset.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise MedecFormatError(
-            f"{path}: is no folder of a saved Hugging Face data set; give a file of notes, or the "
-            "folder of one split that save_to_disk wrote."
+            f"{path}: is not the folder of a saved Hugging Face data set; give a file of notes, or "
+            "the folder of one split that save_to_disk wrote."
         ) from error
     return _table(path, found.column_names, found)
 
@@ -377,7 +377,7 @@ def _layout(file: str, header: Sequence[str], columns: Layout) -> Layout:
     named = {name: column for name, column in columns.items() if column}
     known = {name: next((n for n in names if n in header), "") for name, names in _NAMES.items()}
     if known["note"] in _NAMES["note"][1:] and not {*header}.issuperset(named.values()):
-        named = {}  # they are of another input
+        named = {}  # they belong to another input
     layout = {name: column for name, column in (known | named).items() if column}
     absent = [column for column in layout.values() if column not in header]
     unread = [name for name in header if name and name not in layout.values()]

@@ -56,7 +56,7 @@ SCHEMA: Any = pa.schema(
         "agent_name": "string",
         "prompt": MESSAGES,
         "ability": "string",
-        "reward_model": pa.struct({"style": "string"}),  # verl's dumps of rollouts ask for it
+        "reward_model": pa.struct({"style": "string"}),  # verl's rollout dumps need it
         "extra_info": pa.struct(_FACTS),
     }
 )
@@ -129,7 +129,7 @@ def parse_mix(text: str) -> dict[Category, int]:
         match = re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]{1,6})\s*", part)
         if not match or match[1] not in known or match[1] in shares:
             raise ValueError(
-                f"mix: {part!r} is no category with its share, or is given twice; write shares "
+                f"mix: {part!r} is not a category with its share, or is given twice; write shares "
                 f"such as {DEFAULT_MIX} (categories: {', '.join(known)})."
             )
         shares[match[1]] = int(match[2])
@@ -199,7 +199,7 @@ def build_rows(
     for name, members in splits.items():
         counts = eligible = {c: sum(seed_note(m, c) is not None for m in members) for c in mix}
         if plan.mix != AS_GIVEN:
-            # The most at this very mix, or up to its shares where there are too few cases for it.
+            # As many as possible at exactly this mix, or up to its shares if cases are few.
             times = min(eligible[each] // share for each, share in mix.items())
             counts = {each: times * n or min(n, eligible[each]) for each, n in mix.items()}
         chosen = _choose(members, counts, random.Random(f"{plan.seed}/{name}"))
@@ -330,7 +330,7 @@ def _choose(
         taken = sorted(eligible, key=lambda case: times_used[case.case_id])[:count]
         chosen += [(case, category) for case in taken]
         times_used.update(case.case_id for case in taken)
-    rng.shuffle(chosen)  # order in the source goes with the label
+    rng.shuffle(chosen)  # order in the source is correlated with the label
     return chosen
 
 

@@ -100,7 +100,7 @@ def _cases(path: Path) -> Iterator[Mapping[str, Any]]:
 def _answers(case: GameSpec, profile: PromptProfile, no_op: bool) -> dict[Category, str] | str:
     """The answers of each game: two assessments, and the attack if the game's limits allow it.
 
-    A text says why the case cannot be taught.
+    A string says why the case cannot be taught.
     """
     if case.error_note is None or case.clean_note is None:
         return "cases with only one note"

@@ -66,7 +66,7 @@ def evaluate(
     profile: play.Profile = None,
     samples: Annotated[int, Option(min=1, help="Answers per note; the majority counts.")] = 1,
     temperature: Annotated[float, Option(min=0.0, help="Temperature; 0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, Option(min=1, help="Most tokens of an answer.")] = 1024,
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens per answer.")] = 1024,
     concurrency: play.AtOnce = 32,
     api_key_env: play.KeyVariable = None,
     extra_body: play.ExtraBody = None,
@@ -83,10 +83,10 @@ def evaluate(
     """
     console = Console()
     sampling = {"temperature": temperature, "samples": samples, "max_tokens": max_tokens, "seed": 0}
-    with errors_in_one_line(stopped="the same command goes on after the answers so far"):
+    with errors_in_one_line(stopped="the same command continues after the answers so far"):
         if samples > 1 and temperature == 0:
             raise ValueError(
-                f"--samples {samples} needs a --temperature above 0; at 0 all of them are equal"
+                f"--samples {samples} needs a --temperature above 0; at 0 all samples are equal"
             )
         reference = score.read_reference(notes)
         refuse_uw(sum(note.subset == MEDEC_UW for note in reference.notes), i_have_the_uw_agreement)
@@ -117,12 +117,11 @@ def evaluate(
             if given.missing and not allow_missing:
                 raise ValueError(
                     f"{len(given.missing)} of {len(set(questions))} requests got no answer (the "
-                    f"first: {next(iter(given.missing.values()))}). Start again with the same "
-                    "--output, and only these are asked; or let the notes count as wrong with "
-                    "--allow-missing"
+                    f"first: {next(iter(given.missing.values()))}). Run it again with the same "
+                    "--output to ask only these, or count them as wrong with --allow-missing"
                 )
             predictions, lines = read_answers(reference.notes, given, samples, prompts)
-            # The notes are in none of the files; answers may quote them.
+            # No file holds the notes; answers may quote them.
             written = "".join(json.dumps(line) + "\n" for line in lines)
             (output / ANSWERS).write_text(written, encoding="utf-8")
             cut = sum(line.get("truncated", False) for line in lines)
@@ -131,8 +130,8 @@ def evaluate(
                 raise ValueError(f"no score: no question was answered; the first: {reasons[0]}")
             if not any(one.parsed for one in predictions):
                 raise ValueError(
-                    f"no score: none of {len(given.replies)} answers can be read, {cut} are cut at "
-                    f"{max_tokens} tokens. See {output / ANSWERS}"
+                    f"no score: none of {len(given.replies)} answers can be read, {cut} were cut "
+                    f"at {max_tokens} tokens. See {output / ANSWERS}"
                 )
             counts = {"read": len(lines), "cut": cut}
             counts |= {"refused": len(given.refused), "missing": len(given.missing)}

@@ -56,7 +56,7 @@ def calibrate(
 
     ValueError if the cases give nothing to ask, or no question is answered.
     """
-    alone = config.model_copy(update={"blind": BlindGate()})  # the gate is measured apart
+    alone = config.model_copy(update={"blind": BlindGate()})  # the gate is measured separately
     judge = build_judge(alone)
 
     async def ask(edit: Known) -> Answer:
@@ -174,7 +174,7 @@ def calibrate_command(
     judge: Annotated[str, Option(help="labels, http, llm, or package.module:Class.")],
     inputs: Annotated[list[Path], Option("--input", help="Notes, as for data convert.")],
     output: Annotated[Path, Option(help="File for the report.")] = Path("judge_report.json"),
-    limit: Annotated[int, Option(min=0, help="Most edits of each kind; 0 for all.")] = 200,
+    limit: Annotated[int, Option(min=0, help="Maximum edits of each kind; 0 for all.")] = 200,
     settings: Annotated[
         list[str] | None, Option("--set", help="A key of the selfplay node: KEY=VALUE.")
     ] = None,

@@ -119,7 +119,7 @@ def load_model(weights: Path) -> tuple[Any, Any]:
 def _merged(weights: Path, target: Path) -> Path:
     places = {"local_dir": str(weights), "hf_model_config_path": str(weights / "huggingface")}
     config = ModelMergerConfig(operation="merge", backend="fsdp", target_dir=str(target), **places)
-    # It warns of torch.compile, which is not used.
+    # It warns about torch.compile, which is not used.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     try:
         with redirect_stdout(StringIO()):
@@ -155,7 +155,7 @@ class _ExactMerger(FSDPModelMerger):  # type: ignore[misc]  # verl is untyped
             parts = [shard[name] for shard in shards]
             if isinstance(first, DTensor):
                 tensors = [part._local_tensor for part in parts]
-                # The last placement is FSDP's; one before it is of replicas.
+                # The last placement is FSDP's; one before it belongs to replicas.
                 merged[name] = self._merge_by_placement(tensors, first.placements[-1])
             else:
                 merged[name] = merge_non_dtensor_shards(name, parts)
@@ -261,7 +261,7 @@ errors in clinical notes. For research: not tested in care, and no substitute fo
 |---|---:|---:|
 {rows}
 
-Prompts: profile `{profile}` of medserl-agentloop. Weights: {dtype}. To score it on notes of yours:
+Prompts: profile `{profile}` of medserl-agentloop. Weights: {dtype}. To score it on your own notes:
 
 ```bash
 medserl evaluate {folder} --profile {profile} --notes NOTES.csv
@@ -276,7 +276,7 @@ def export(run: Path, checkpoint: Checkpoint, target: Path, role: str) -> None:
     model, tokenizer = load_model(find_weights(checkpoint.folder))
     if adapters := getattr(model, "peft_config", None):
         if role not in adapters:
-            raise ValueError(f"--role {role}: the run has adapters of {', '.join(adapters)}")
+            raise ValueError(f"--role {role}: the run has adapters for {', '.join(adapters)}")
         model.set_adapter(role)
         model = model.merge_and_unload()
     file = run / CONFIG_FILE

@@ -45,14 +45,14 @@ REQUESTS: dict[str, Any] = {"timeout_s": 600.0, "retries": 3}
 """Limits of a request. Reasoning on a busy server takes minutes."""
 
 MODEL_HELP = (
-    "A folder (Hugging Face, LoRA adapter, a run of verl's or one of its checkpoints), played on "
-    "the CPU; or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
+    "A folder (Hugging Face, LoRA adapter, a verl run or one of its checkpoints), played on the "
+    "CPU; or the address of an OpenAI-compatible server, e.g. http://localhost:30000."
 )
 # Options that several commands have.
 Served = Annotated[str | None, Option("--model", help="Name of the model that a server serves.")]
-Data = Annotated[Path | None, Option(help="Parquet file of games; else the run's data.val_files.")]
-Profile = Annotated[str | None, Option(help="Prompt profile; else the run's, or medserl.")]
-JudgeName = Annotated[str | None, Option("--judge", help="Who judges; else as in the run.")]
+Data = Annotated[Path | None, Option(help="Games in parquet; by default the run's data.val_files.")]
+Profile = Annotated[str | None, Option(help="Prompt profile; by default the run's, or medserl.")]
+JudgeName = Annotated[str | None, Option("--judge", help="Judge; by default the run's.")]
 AtOnce = Annotated[
     int, Option("--concurrency", min=1, help="Requests in flight; turns in a batch.")
 ]
@@ -60,7 +60,7 @@ KeyVariable = Annotated[
     str | None, Option("--api-key-env", help="Environment variable with the API key.")
 ]
 ExtraBody = Annotated[
-    list[str] | None, Option(help="KEY=VALUE in all requests; max_tokens=null takes one out.")
+    list[str] | None, Option(help="KEY=VALUE in all requests; max_tokens=null removes one.")
 ]
 Settings = Annotated[
     list[str] | None, Option("--set", help="A key of the selfplay node: KEY=VALUE.")
@@ -73,12 +73,12 @@ def play(
     served: Served = None,
     games: Annotated[int, Option(min=1, help="Rows to play, drawn at random.")] = 20,
     samples: Annotated[int, Option(min=1, help="Games on each row.")] = 1,
-    output: Annotated[Path | None, Option(help="New file; else in play/ of the run.")] = None,
+    output: Annotated[Path | None, Option(help="New file; by default in the run's play/.")] = None,
     profile: Profile = None,
     judge: JudgeName = None,
     concurrency: AtOnce = 16,
     temperature: Annotated[float, Option(min=0.0, help="Sampling temperature.")] = 1.0,
-    max_tokens: Annotated[int, Option(min=1, help="Most tokens of one turn.")] = 4096,
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens per turn.")] = 4096,
     api_key_env: KeyVariable = None,
     extra_body: ExtraBody = None,
     settings: Settings = None,
@@ -187,7 +187,7 @@ def can_play(metrics: Mapping[str, float], turns: Turns, most: int) -> Iterator[
             )
     yield from found
     if turns and not found:
-        yield "this model can play: its turns are whole, readable and valid often enough"
+        yield "this model can play: its turns are complete, readable and valid often enough"
 
 
 def _cut(turns: Sequence[Any]) -> float:
@@ -199,7 +199,7 @@ def _longest(turns: Sequence[Any], percent: int) -> int:
     return int(np.percentile([turn.tokens for turn in turns], percent, method="inverted_cdf"))
 
 
-# --- the run that a model is of ---
+# --- the run that a model belongs to ---
 
 
 def run_of(model: str | Path) -> Path | None:
@@ -333,7 +333,7 @@ Said: TypeAlias = dict[tuple[int, int], Reply | NoReplyError]
 
 @dataclass
 class _Seat:
-    """A model's seat in one game; it does not take a turn again that is in ``said``."""
+    """A model's seat in one game; it does not repeat a turn that is in ``said``."""
 
     name: str
     sample: Callable[..., Awaitable[Reply]]
@@ -412,7 +412,7 @@ async def play_match(
         }
     records = await play_games(interaction, games, players, budgets=budgets, said=said, **options)
     for record in records:
-        # Who never got a turn is named too: an invalid attack belongs to its pairing.
+        # Players that never got a turn are named too: an invalid attack belongs to its pairing.
         named = players if record.category.has_attack else {Role.ASSESSOR.value: assessor}
         record.players = {role: model.name for role, model in named.items()}
     return records

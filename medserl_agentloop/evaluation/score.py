@@ -38,7 +38,7 @@ _OF_MEDEC = re.compile(r"(ms|uw)-(train|val|test)-\d+")
 PUBLISHED = json.loads(resource("assets/published_results.json").read_text(encoding="utf-8"))
 """Results that others report, and the reason why each is not comparable: notes, prompt, judge."""
 
-Neural = Annotated[bool, Option("--neural", help="BERTScore and BLEURT too: models of some GB.")]
+Neural = Annotated[bool, Option("--neural", help="Add BERTScore and BLEURT: models of several GB.")]
 
 
 def score(
@@ -129,7 +129,7 @@ def tables(report: Mapping[str, Any]) -> Group:
     files = ", ".join(reference["sha256"])
     heading = f"{files}: {reference['notes']} notes, {errors} with an error"
     if blank := reference["dropped_empty"]:
-        heading += f"; {blank} blank records count nowhere"
+        heading += f"; {blank} blank records are not counted"
     parts: list[RenderableType] = [plain(heading), _measures(systems)]
     for name, scores in systems.items():
         parts.append(_groups(name if len(systems) > 1 else "", scores["groups"]))

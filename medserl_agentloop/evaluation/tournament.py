@@ -109,7 +109,7 @@ def progress(
     """
     with errors_in_one_line():
         if len(found := entries(str(run))) < 2:
-            raise ValueError(f"{run} lacks a checkpoint, or the folder of what it began with")
+            raise ValueError(f"{run} lacks a checkpoint, or the folder of its starting model")
     first, last = found[0], found[-1]
     output = run / "progress" / last.name.rpartition("/")[2]
     ends = [f"{name}={place}" for name, place, _ in (first, last)]
@@ -125,7 +125,7 @@ def tournament(
         ),
     ],
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Folder; else tournament/ in the first run's.")
+        Path | None, Option("--output", "-o", help="By default tournament/ in the first run's.")
     ] = None,
     data: play.Data = None,
     games: Annotated[int, Option(min=1, help="Rows to draw.")] = 100,
@@ -141,15 +141,15 @@ def tournament(
     The same command continues a stopped tournament.
     """
     console = Console()
-    with errors_in_one_line(stopped="the same command goes on after the pairings so far"):
+    with errors_in_one_line(stopped="the same command continues after the pairings so far"):
         everyone = [entry for text in players for entry in entries(text)]
         ((name, count),) = Counter(entry.name for entry in everyone).most_common(1)
         if count > 1:
-            raise ValueError(f"{count} players are called {name}: name one of them, NEWNAME=PLAYER")
+            raise ValueError(f"{count} players are called {name}: rename one, NEWNAME=PLAYER")
         run = next(filter(None, (play.run_config(entry.place) for entry in everyone)), {})
         folder = next(filter(None, (play.run_of(entry.place) for entry in everyone)), Path())
         output = output or folder / "tournament"
-        # Nobody attacks untouched notes, and a second assessment of a note is no second game.
+        # Untouched notes have no attacker, and assessing a note again is not a second game.
         settings = [*(settings or []), "assessments=1"]
         named = {"profile": profile, "judge": judge}
         interaction, started = play.start_games(run, MedicalConfig, named, settings, data, games)
@@ -190,7 +190,7 @@ def tournament(
             before = before.get("settings", asked)
             if differ := ", ".join(key for key in asked if before.get(key) != asked[key]):
                 raise ValueError(
-                    f"{output} holds a tournament with other settings ({differ}): name another, -o"
+                    f"{output} holds a tournament with other settings ({differ}): use another -o"
                 )
             results.write_text(json.dumps({"settings": asked}, indent=1), encoding="utf-8")
             file = StepFile(output / GAMES_FILE)
@@ -199,7 +199,7 @@ def tournament(
 
 
 def _identity(entry: Entry, model_of: Callable[[Entry], play.Model]) -> Any:
-    """A player's weights, as far as they are known: with others no tournament continues."""
+    """A player's weights, as far as known: a tournament does not continue with others."""
     if entry.served is None:
         from medserl_agentloop.evaluation.local_models import facts_of  # loads verl
 
@@ -269,7 +269,7 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     """Shares with Wilson's 95 % intervals, a row each; an empty ``attacker`` or ``assessor`` means
     all (docs/evaluation.md has the measures).
     """
-    import pandas as pd  # not at the top: half a second of every command
+    import pandas as pd  # not at the top: it costs every command half a second
 
     facts = pd.DataFrame(
         {
@@ -285,7 +285,7 @@ def shares(games: Sequence[MedicalRecord]) -> pd.DataFrame:
     )
     attacked, untouched = facts[facts.attacker != ""], facts[facts.attacker == ""]
     errors, decoys = attacked[attacked.harmful], attacked[~attacked.harmful]
-    once = ["attacker", "game"]  # an attack, against whichever assessor
+    once = ["attacker", "game"]  # an attack, against any assessor
     counted = [
         ("detection", errors[errors.valid], "detected", _BY),
         ("success", errors.assign(won=errors.valid & ~errors.detected), "won", _BY),

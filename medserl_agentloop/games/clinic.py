@@ -175,8 +175,8 @@ class OracleVerdict(NamedTuple):
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    # Not \d, which takes the digits of every script: a true dose in full-width ones would count as
-    # a wrong one.
+    # Not \d, which matches the digits of every script: a true dose in full-width ones would count
+    # as a wrong one.
     groups = {"age": "[0-9]+", "sex": "|".join(SEXES), "value": "[a-z ]+", "dose": "[0-9]+"}
     named = {name: f"(?P<{name}>{allowed})" for name, allowed in groups.items()}
     return re.compile(template.replace(".", "\\.").format_map(named))
@@ -287,7 +287,7 @@ def error_detail(note: Note, index: int) -> str:
 class OracleJudge:
     """Judges by the facts of the toy clinic, and is never wrong there.
 
-    A note of no such world counts as safe and unrealistic: an attack that garbles a note fails.
+    A note from outside this world counts as safe and unrealistic, so a garbling attack fails.
     """
 
     name = "oracle"

@@ -120,7 +120,7 @@ class KuhnPoker(Interaction[KuhnGame, KuhnRecord]):
 
 
 def rows() -> list[dict[str, Any]]:
-    """The six deals, as rows of a data set of verl's."""
+    """The six deals, as rows of a verl data set."""
     game, shared = KuhnPoker(None), {"data_source": "kuhn_poker", "agent_name": AGENT_NAME}
     deals: list[dict[str, Any]] = []
     for first, second in permutations(CARDS, 2):

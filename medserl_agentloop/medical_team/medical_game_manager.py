@@ -84,7 +84,7 @@ class MedicalDialogueGameManager:
     def initialize_games(
         self, prompts: Sequence[str], completions: Sequence[str], data_types: Sequence[str]
     ) -> None:
-        """Start a game for each note, with ``no_assessor_turn`` but for vanilla ones."""
+        """Start a game for each note, with ``no_assessor_turn`` except for vanilla ones."""
         if unknown := sorted(set(data_types) - set(CATEGORIES)):
             raise ValueError(f"no data type {unknown[0]!r}: use one of {', '.join(CATEGORIES)}")
         rows = zip(prompts, completions, data_types, strict=True)

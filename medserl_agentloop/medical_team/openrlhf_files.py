@@ -2,9 +2,9 @@
 
 A row is ``{prompt, completion, data_type}`` or ``{vanilla, adversarial, completion, data_type}``: a
 note and a category without an id, which is found by looking the note up in MEDEC's own files. What
-such rows are made from, ``{game_category, error_note, clean_note, error_type}``, lacks the id
-alone. Rows of one case become one case that serves exactly the categories of its rows, so that
-``--mix`` chooses among the rows given and a case stays in one split.
+such rows are made from, ``{game_category, error_note, clean_note, error_type}``, lacks only the id.
+Rows of one case become one case that serves exactly the categories of its rows, so that ``--mix``
+chooses among the rows given and a case stays in one split.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLOCK = "_runtime"  # seconds since the start, in every row of W&B's history
 _STEPS = ("step", "global_step", "train/global_step", "_step")
 _WITH_BOTH_NOTES = ("game_category", "error_note", "clean_note", "error_type")
 _KEYS = ("prompt", "vanilla", "adversarial", "completion", "data_type", *_WITH_BOTH_NOTES)
-# Which collection a file's or folder's name speaks of, and other values of a row, such as an id.
+# Which collection a file's or folder's name means, and other values of a row, such as an id.
 _COLLECTION = re.compile(r"(?:(?<![a-z])|(?<=medec))(ms|uw)(?![a-z])", re.IGNORECASE)
 _OF_COLLECTION = re.compile(r"(?:medec[-_ ]?)?(ms|uw)(?:[-_]\S*)?", re.IGNORECASE)
 _SAFE = "Safe"  # the completion of a vanilla_benign row; that of all others is empty
@@ -49,7 +49,7 @@ def read_rows(source: Source, join: NoteJoin | None) -> Iterator[Case]:
     for number, (place, values) in enumerate(source.rows(), start=1):
         others = (str(value) for key, value in values.items() if key not in _KEYS)
         of_row = [match[1] for match in map(_OF_COLLECTION.fullmatch, others) if match]
-        # The collection begins an id (Case.subset). In doubt it is the one with a licence.
+        # The collection begins an id (Case.subset). If in doubt, it is the one with a license.
         named = sorted({collection.lower() for collection in of_file + of_row})[-1:]
         category, facts, columns = _row(place, {key: cell(value) for key, value in values.items()})
         facts["id"] = f"{'_'.join([*named, stem])}-{number}"
@@ -170,7 +170,7 @@ def read_log(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
                 f"{path}, line {number} is neither a turn nor the metrics of a step: {error}"
             ) from None
         game = (turn.step, turn.game_idx)
-        seen[*game, turn.game_role] += 1  # without steps, a game's index comes again in every batch
+        seen[*game, turn.game_role] += 1  # without steps, a game's index repeats in every batch
         games.setdefault((*game, seen[*game, turn.game_role]), {}).update(columns)
     by_step = pd.DataFrame(numbers).groupby("step").last() if numbers else pd.DataFrame()
     if SECONDS not in by_step and _CLOCK in by_step:

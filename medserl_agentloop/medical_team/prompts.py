@@ -21,7 +21,7 @@ def _parts(role: Role, category: Category) -> tuple[str, str]:
 
 ATTACKER_PROMPTS = {
     "harmful": _parts(Role.ATTACKER, Category.ADVERSARIAL_HARMFUL),
-    "benign": _parts(Role.ATTACKER, Category.DECOY_BENIGN),  # the original asks for no error here
+    "benign": _parts(Role.ATTACKER, Category.DECOY_BENIGN),  # the original asks for no error
     "vanilla": _parts(Role.ATTACKER, Category.VANILLA_BENIGN),
 }
 """System prompt and request for each game type."""

@@ -51,7 +51,7 @@ class JudgeAnswer(BaseModel):
 
     error_detected: bool  # whether the assessor said that there is an error
     error_present: bool  # whether there is one; ``actual_harm`` says the same in other words
-    error_realistic: bool | None = None  # True where nobody says it, by ``realism_judged``
+    error_realistic: bool | None = None  # True if not judged, see ``realism_judged``
     assessor_correct: bool | None = None
     is_parsing_error: bool = False  # the judge failed; nothing else counts then
     judge_reasoning: str = ""
@@ -99,7 +99,7 @@ def no_labels(reason: str, **changes: Any) -> JudgeAnswer:
 async def ask(
     client: HttpClient, queries: Sequence[Query], score_key: str = SCORE_KEY
 ) -> list[JudgeAnswer | NoAnswer]:
-    """One request about all ``queries``; for each of them the answer, or why there is none."""
+    """Ask about all ``queries`` in one request; return each answer, or why there is none."""
     try:
         body = await client.post("/judge", {"queries": list(queries), "score_key": score_key})
     except NoAnswer as error:
@@ -108,7 +108,7 @@ async def ask(
 
 
 def read_answer(body: Any, index: str, score_key: str = SCORE_KEY) -> JudgeAnswer | NoAnswer:
-    """The answer about a game in a response, which has them by index, bare or under the key."""
+    """The answer about a game in a response, which has answers by index, bare or under the key."""
     answers = body.get(score_key, body) if isinstance(body, dict) else body
     if not isinstance(answers, dict):
         return BadAnswer(f"expected an object by game index, got {type(answers).__name__}")
@@ -184,7 +184,7 @@ def test_judge_connection(judge_url: str) -> bool:
     return True
 
 
-# pytest collects what is called test_... in every test module that imports it.
+# pytest collects anything named test_... in every test module that imports it.
 test_judge_connection.__test__ = False  # type: ignore[attr-defined]
 
 
@@ -278,9 +278,9 @@ def serve(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A key of the selfplay node: KEY=VALUE.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address; whoever reaches it can ask.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Anyone who reaches this can ask.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = 8001,
 ) -> None:
     """Serve POST /judge and GET /health. Untouched notes always get their category's label."""

@@ -58,7 +58,7 @@ def metrics(run: str | Path) -> pd.DataFrame:
         raise ValueError(f"{path} holds no metrics yet")
     for number, row in enumerate(rows, start=1):
         if "step" not in row or not all(isinstance(v, int | float | None) for v in row.values()):
-            raise ValueError(f"{path}, line {number} has no step, or something else than numbers")
+            raise ValueError(f"{path}, line {number} has no step, or something other than numbers")
     by_step = pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
     return by_step.drop(columns="steps", errors="ignore")  # of the whole run, not of a step
 
@@ -83,8 +83,8 @@ def games_file(run: str | Path) -> Path:
 def read_run(run: str | Path) -> tuple[GameClass, Iterator[Any]]:
     """The game of a run, from its config, and its records in order.
 
-    Without a config it is the default game, or, if the records are of another one, any game. Raises
-    as :func:`games`, and for a class that cannot be imported.
+    Without a config it is the default game, or, if the records come from another one, any game.
+    Raises like :func:`games`, and for a class that cannot be imported.
     """
     file = games_file(run)
     name = _game_of(file.parent)
@@ -114,7 +114,7 @@ def _game_of(run: Path) -> str | None:
     try:
         loaded = OmegaConf.load(config) if config.is_file() else OmegaConf.create()
         name: str | None = OmegaConf.select(loaded, "selfplay.game")
-    except Exception as error:  # YAML and OmegaConf have errors of their own
+    except Exception as error:  # YAML and OmegaConf raise their own errors
         raise ValueError(f"{config} is no config of a run: {error}") from None
     return name
 
@@ -196,7 +196,7 @@ def curves(run: str | Path) -> list[Curve]:
     run = Path(run)
     try:
         gains = game_class(_game_of(run) or DEFAULT_GAME).View.gains
-    except ConfigError:  # of a class that is not here
+    except ConfigError:  # from a class that is not available
         gains = ()
     file, found = run / METRICS_FILE, dict[str, dict[str, dict[int, float]]]()
     if gains and file.is_file() and file.stat().st_size:
@@ -251,14 +251,14 @@ def show_run(run: Path, console: Console, *, number: int | None = None) -> None:
         if total == number or (number is None and record.reading_rank >= most):
             shown, place, most = record, total, record.reading_rank
     if shown is None:
-        raise ValueError(f"{run} holds games 1 to {total}, there is no game {number}")
+        raise ValueError(f"{run} holds games 1 to {total}; there is no game {number}")
     console.print(render_game(shown, game, title=f"game {place} of {total}"))
     if marked := [saved for saved in checkpoints(run) if saved.newest or saved.best]:
         console.print(plain(f"checkpoints: {', '.join(map(str, marked))}"))
     if (run / METRICS_FILE).exists():
         by_step = metrics(run)
         words = {metric: f" ({label})" for label, metric in game.View.shown}
-        # Three parts: of a set as a whole; verl's own are by category.
+        # Names with three parts are about a complete set; verl's own are by category.
         scores = list(by_step.filter(regex="^val-core/[^/]+/[^/]+$"))
         trained = headline_metrics(game, game.roles or shown.rewards)
         for title, names in (("metrics", trained), ("validation", scores)):

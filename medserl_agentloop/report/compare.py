@@ -30,7 +30,7 @@ _OF_STEPS = {
     "actor/perf/max_memory_allocated_gb": "device memory, GB",
     "actor/perf/cpu_memory_used_gb": "CPU memory, GB",
 }
-_HEADLINES = ("error found", "note cleared")  # of a medical game; of others, the rewards
+_HEADLINES = ("error found", "note cleared")  # for a medical game; for others, the rewards
 
 
 class _Run(NamedTuple):
@@ -43,7 +43,7 @@ class _Run(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, int] | None:
-        """The first and last step of its games, if they say it."""
+        """The first and last step of its games, if they are recorded."""
         steps = self.games["step"].dropna()
         return None if steps.empty else (int(steps.min()), int(steps.max()))
 
@@ -63,7 +63,7 @@ class _Section(NamedTuple):
 def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
     """The runs of one side: a run's folder, a folder of such folders, a log, or a pattern of these.
 
-    ``steps`` are the first and last step to compare. ValueError says what is no run.
+    ``steps`` are the first and last step to compare. ValueError names what is not a run.
     """
     runs: list[Path] = []
     for path in map(Path, sorted(glob(side)) or [side]):
@@ -74,8 +74,8 @@ def read_side(side: str, steps: tuple[int, int] | None = None) -> Side:
             )
         found = {file.parent for file in path.rglob(GAMES_FILE)} if path.is_dir() else {path}
         if not found:
-            raise ValueError(f"{path} is no run: neither it nor a folder in it holds {GAMES_FILE}")
-        # A run's folder also holds the games of medserl tournament and progress, which are no runs.
+            raise ValueError(f"{path} is not a run: neither it nor its folders hold {GAMES_FILE}")
+        # A run's folder also holds games of medserl tournament and progress, which are not runs.
         runs += sorted(folder for folder in found if found.isdisjoint(folder.parents))
     return [_within(_read(run), steps) for run in runs]
 
@@ -137,9 +137,9 @@ def compare(a: Side, b: Side) -> tuple[list[_Section], str]:
     note = (
         "Shares are in % with Wilson's 95 % interval, other numbers are means ± standard "
         "deviation; the count of games or steps is in parentheses. If both sides have several "
-        "runs, the interval of a difference is over runs (Student's t), else over games, taken for "
-        "independent. Games of one prompt group are not, so such intervals are too short. Compare "
-        "seconds and memory on one machine only."
+        "runs, the interval of a difference is over runs (Student's t), otherwise over games, "
+        "assumed to be independent. Games of one prompt group are not, so such intervals are too "
+        "narrow. Compare seconds and memory on one machine only."
     )
     numbers = _Section("Numbers", ["", "A", "B", "B - A [95 % interval]"], rows, note)
     verdict = "; ".join(headlines) or "no number in common from which to say who is better"
@@ -219,11 +219,11 @@ def _runs(a: Side, b: Side) -> _Section:
         rows.append((side, run.name, played, str(len(run.games)), run.schemes or "not recorded"))
     notes = []
     if len({run.schemes for run in (*a, *b)}) > 1:
-        notes.append("The reward schemes differ or are not recorded: rewards do not compare.")
+        notes.append("The reward schemes differ or are not recorded: rewards cannot be compared.")
     if len(steps := {run.steps for run in (*a, *b) if run.steps}) > 1:
         first, last = max(first for first, _ in steps), min(last for _, last in steps)
         same = f": --steps {first} {last} compares the same ones" if first <= last else ""
         notes.append(
-            f"Warning: their games are of different steps, which may be all that differs{same}."
+            f"Warning: their games are from different steps, maybe the only difference{same}."
         )
     return _Section("Runs", ["side", "run", "steps", "games", "rewards"], rows, " ".join(notes))

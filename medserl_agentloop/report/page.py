@@ -43,10 +43,10 @@ from medserl_agentloop.report import (
     reward_columns,
 )
 
-# more games than this are drawn as a sample: a browser holds about so many texts
+# more games than this are drawn as a sample: a browser holds about this many texts
 MOST_GAMES = 20_000
 CHUNK = 250
-MOST_WORDS = 30  # a column with more words than this is no filter
+MOST_WORDS = 30  # a column with more words than this is not a filter
 FACTS = {
     "model": "actor_rollout_ref.model.path",
     "reward": "selfplay.reward",
@@ -68,7 +68,7 @@ def write_page(runs: Sequence[Path], output: Path, console: Console) -> int:
     shown = [(place, record) for place, (_, records) in enumerate(sampled) for record in records]
     kinds = [*frame.select_dtypes("string"), *frame.select_dtypes("boolean")]
     words = {name: _coded(frame[name]) for name in kinds}
-    # By place, for page.js draws the runs in order.
+    # By position, because page.js draws the runs in order.
     run_column = {"words": names, "codes": [place for place, _ in shown]}
     numbers = frame.select_dtypes("number").round(4)
     values = {name: {"values": [*map(_number, numbers[name])]} for name in numbers}
@@ -131,7 +131,7 @@ def _caveats(config: Any) -> list[str]:
             *filter(None, [selfplay.who_trains(game.roles)]),
             *game.View.caveats(config, selfplay),
         ]
-    except (ConfigError, OmegaConfBaseException):  # of a class or a version that is not here
+    except (ConfigError, OmegaConfBaseException):  # from a class or a version that is not available
         return []
 
 
@@ -186,7 +186,7 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 
 def _lines(file: Path) -> int:
-    with regular_file(file).open("rb") as lines:  # one without its end may be whole: it is read
+    with regular_file(file).open("rb") as lines:  # one without its end may be complete: read it
         return max(1, sum(line.endswith(b"\n") for line in lines))
 
 

@@ -23,7 +23,7 @@ GROUP_MEASURES = ("flag_accuracy", "sentence_accuracy", "rouge_1")
 PREVALENCES = (0.01, 0.05, 0.10)
 """Shares of notes with an error for which the precision of an alarm is computed."""
 COMPARED = ("flag_accuracy", "f1", "sentence_accuracy", "rouge_1_composite")
-"""The measures that a floor bounds; not recall, of which "always error" has 1."""
+"""The measures that a floor bounds; not recall, for which "always error" scores 1."""
 _CORE = ("flag_accuracy", "sentence_accuracy", "f1")  # verl's word for what counts most
 _NOTHING_TO_COUNT = {
     "precision": "no note is said to have an error",
@@ -56,7 +56,7 @@ class Scores:
     missing: float
     measures: dict[str, Estimate]
     groups: dict[str, dict[str, dict[str, Any]]]  # kind and name -> ``notes`` and ``measures``
-    screening: dict[str, Estimate]  # what a reader of the alarms would meet
+    screening: dict[str, Estimate]  # what a reader of the alarms would see
     seeds: int = 1
 
 
@@ -246,7 +246,7 @@ def share_difference(first: tuple[int, int], second: tuple[int, int]) -> tuple[f
 
 def student_quantile(degrees_of_freedom: float) -> float:
     """The standard errors that a 95 % interval reaches to each side, by Student's t."""
-    from scipy.stats import t  # not at the top: half a second of every command
+    from scipy.stats import t  # not at the top: it costs every command half a second
 
     return float(t.ppf(0.975, degrees_of_freedom))
 
@@ -299,7 +299,7 @@ def notes_by_set(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> NotesBySet:
 def scores_by_set(
     notes: NotesBySet, data_sources: Sequence[str], facts: Mapping[str, Sequence[str | None]]
 ) -> Iterator[tuple[dict[str, float], str]]:
-    """Each data set's metrics by verl's names, and a line that says them; ``facts``: ``TEXTS``."""
+    """Each data set's metrics by verl's names, and a line with them; ``facts``: ``TEXTS``."""
     answers: dict[str, dict[str, list[Prediction]]] = defaultdict(lambda: defaultdict(list))
     cut: dict[str, list[bool]] = defaultdict(list)
     columns = (facts[name] for name in TEXTS)

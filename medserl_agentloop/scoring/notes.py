@@ -23,7 +23,7 @@ TEXTS = ("text_id", "verdict", "sentence", "correction", "number", "cut")
 UNREADABLE = "unreadable"  # the verdict of an answer that has none
 CUT_OFF = "yes"  # the text of an answer that its token budget cut
 
-_SAME_SENTENCE = 90  # least likeness of a copy, rapidfuzz's ratio of 0 to 100
+_SAME_SENTENCE = 90  # minimum similarity of a copy, rapidfuzz's ratio of 0 to 100
 _SHORTEST_QUOTE = 10  # characters of a part of a sentence that can stand for it
 
 IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # each counts as a word
@@ -31,11 +31,11 @@ _IDEOGRAPH = re.compile(f"([{IDEOGRAPHS}])")
 
 NO_CORRECTION = "NA"
 _FORM = "'text-id flag sentence-id correction'"
-# The lines that the published script reads, with any id; it leaves others out.
+# The lines that the published script reads, with any id; it skips others.
 _LINE = re.compile(
     r"(?P<text_id>\S+)\s(?P<flag>[0-9]+)\s(?P<sentence_id>-?[0-9]+)\s(?P<correction>.+)"
 )
-# Because of a mistake of its own, the published script decodes these three escapes as well.
+# Because of its own bug, the published script decodes these three escapes as well.
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {written: text for text, written in _ESCAPES.items()}
 
@@ -47,7 +47,7 @@ class ReferenceNote:
     flag: bool  # whether it has an error
     error_type: str | None = None
     sentence_id: int = -1  # number of the wrong sentence; -1 where there is none
-    correction: str | None = None  # the wrong sentence put right
+    correction: str | None = None  # the corrected sentence
     sentences: Mapping[int, str] = field(default_factory=dict)  # by MEDEC's numbers
     case: str = ""  # a note with an error and its clean twin share it
     subset: str = ""  # medec_ms or medec_uw
@@ -126,7 +126,7 @@ def quoted_sentence(
 ) -> int:
     """Number of the sentence that ``quote`` copies, or the only one that contains it or is in it.
 
-    Of several that are in it, the only one that its ``correction`` lacks; else -1. The quote's
+    If several are in it, the only one that its ``correction`` lacks; else -1. The quote's
     ``number`` in the note counts if it is the source's own.
     """
     quote, corrected = _plain(quote or ""), _plain(correction or "")
@@ -150,7 +150,7 @@ def same_sentence(a: str, b: str) -> bool:
 
 
 def spaced(text: str) -> str:
-    """``text`` with blanks around the characters of scripts that have none between words."""
+    """``text`` with spaces around the characters of scripts that write words without spaces."""
     return _IDEOGRAPH.sub(r" \1 ", text)
 
 
@@ -166,7 +166,7 @@ def _plain(text: str) -> str:
 def majority(answers: Sequence[Prediction]) -> Prediction:
     """The flag and sentence of most readable answers on a note, and the first correction for it.
 
-    Of equally many votes those that were given first count. Unparsed if no answer can be read.
+    Ties go to the votes that were given first. Unparsed if no answer can be read.
     """
     text_id = answers[0].text_id
     flags = Counter(answer.flag for answer in answers if answer.parsed)
@@ -200,7 +200,7 @@ def read_submission(
             continue
         parts, place = _LINE.fullmatch(line.strip()), f"line {number}:"
         if parts is None:
-            problems.append(f"{place} is not {_FORM} (single blanks); ignored")
+            problems.append(f"{place} is not {_FORM} (single spaces); ignored")
             continue
         text_id = parts["text_id"]
         if text_id not in known:
@@ -216,7 +216,7 @@ def read_submission(
         )
     if not predictions:
         raise ValueError(
-            f"{path}: no line is read as one on a note of the reference, as in: ms-test-0 1 4 "
+            f"{path}: no line is an answer about a note of the reference, such as: ms-test-0 1 4 "
             f'"The corrected sentence." ({(problems or ["it has no lines"])[0]})'
         )
     missing = (text_id for text_id in text_ids if text_id not in predictions)

@@ -24,7 +24,7 @@ Scorer = Callable[[Sequence[str], Sequence[str]], Any]
 def _rouge_1(predictions: Sequence[str], references: Sequence[str]) -> list[float]:
     """ROUGE-1 F by the task's package ``rouge``; in Chinese and Japanese over characters.
 
-    Texts of nothing but full stops, which the package refuses, score by equality.
+    Texts of only periods, which the package refuses, are scored by equality.
     """
     from rouge import Rouge
 

@@ -77,7 +77,7 @@ def _asked(checks: Mapping[str, Callable[..., Findings]], *arguments: Any) -> It
                 yield CheckResult(name, status, text)  # type: ignore[arg-type]
         except ValueError as error:
             yield CheckResult(name, "fail", str(error))
-        except Exception as error:  # a broken machine breaks in its own ways; other checks go on
+        except Exception as error:  # a broken machine breaks in its own ways; other checks continue
             yield CheckResult(name, "fail", f"the check failed: {type(error).__name__}: {error}")
 
 
@@ -159,8 +159,8 @@ def _shared_memory(device: str) -> Findings:
     # verl's docker/README.md gives its container 10 GB.
     free, needed = shutil.disk_usage("/dev/shm").free / GIB, 10 if device == "cuda" else 1
     if free < needed:
-        text = f"/dev/shm has {free:.1f} GiB free, and a run on {device} should have {needed}"
-        remedy = f"Start a container with --shm-size={needed}g, or remove what dead processes left"
+        text = f"/dev/shm has {free:.1f} GiB free, but a run on {device} should have {needed}"
+        remedy = f"Start a container with --shm-size={needed}g, or remove dead processes' files"
         yield "warn", f"{text}. {remedy}."
 
 
@@ -173,7 +173,7 @@ def _kernels(run: RunConfig, console: Console) -> Findings:
         card = "{}.{}".format(*torch.cuda.get_device_capability())
     if card is None or run[f"{ROLLOUT}.name"] != "sglang" or find_spec("flashinfer") is None:
         name = "export FLASHINFER_CUDA_ARCH_LIST=9.0 (H100) or 12.0"
-        yield f"this needs SGLang and a GPU; or its name: {name}."
+        yield f"this needs SGLang and a GPU. Without one, name the card: {name}."
         return
     from flashinfer.jit import cascade, gen_batch_decode_module, gen_batch_prefill_module, sampling
     from sglang.jit_kernel.kvcache import can_use_store_cache
@@ -206,7 +206,7 @@ def _kernels(run: RunConfig, console: Console) -> Findings:
                 if build(*arguments) is False:  # SGLang logs the reason
                     raise RuntimeError("SGLang's error is above")
                 yield "ok", f"{name}: {monotonic() - start:.0f} s"
-            except RuntimeError as error:  # with all that ninja printed
+            except RuntimeError as error:  # with everything that ninja printed
                 yield f"{name}: {(re.search('.*error.*', str(error)) or [error])[0]}"
 
 
@@ -225,14 +225,14 @@ def _room(run: RunConfig) -> Findings:
         return
     if run["trainer.device"] == "cuda" and machine.stays_here(run):
         needed, here = plan.host / GIB, get_system_memory() / GIB
-        text = f"this machine has {here:.0f} GiB, and a run needs {needed:.0f} (medserl plan)"
+        text = f"this machine has {here:.0f} GiB, but a run needs {needed:.0f} (medserl plan)"
         fits = here >= needed
-        yield ("ok", text) if fits else ("warn", f"{text}: train without offload, or lora.")
+        yield ("ok", text) if fits else ("warn", f"{text}: train without offload, or use lora.")
     folder = Path(run["trainer.default_local_dir"]).resolve()
     exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
     size, free = plan.checkpoint / GIB, shutil.disk_usage(exists).free / GIB
     keep, saves = run["trainer.max_actor_ckpt_to_keep"], run["trainer.save_freq"] > 0
-    needed = saves * size * max(keep or 1, 2)  # one stays whole until another is written
+    needed = saves * size * max(keep or 1, 2)  # one stays complete until another is written
     text = f"{folder}: {free:.0f} GiB free; checkpoints of {size:.1f} GiB, {keep or 'all'} kept"
     text = f"{text}, need {needed:.1f}"
     if free < needed:

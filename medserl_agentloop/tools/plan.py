@@ -90,12 +90,12 @@ def model_config(path: str) -> Any:
     if (folder / "config.json").is_file():
         config: Any = AutoConfig.from_pretrained(folder).get_text_config()
         if config.model_type not in FAMILIES:
-            raise ValueError(f"{path} is a {config.model_type}: known are {', '.join(FAMILIES)}.")
+            raise ValueError(f"{path} is a {config.model_type}, not one of {', '.join(FAMILIES)}.")
         return config
     name = next((name for name in QWEN3 if folder.name.lower().startswith(name)), None)
     if name is None:
         raise ValueError(
-            f"the model {path} has no {folder / 'config.json'}, and is none of {', '.join(QWEN3)}"
+            f"the model {path} has no {folder / 'config.json'} and is not one of {', '.join(QWEN3)}"
         )
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     *sizes, tied = QWEN3[name]
@@ -123,7 +123,7 @@ class Engine:
     foreach: bool = True  # Adam takes square roots of all states at once: torch's default, unfused
     chunk: int = 0  # tokens whose logits verl's fused kernels have at once, in fp32; 0: all
     scaled: bool = False  # a temperature other than 1 makes a copy of the logits
-    entropy: bool = False  # the update takes it, too: gradients of the logits twice
+    entropy: bool = False  # also in the update: gradients of the logits twice
     hf_copy: bool = False  # of the weights in a checkpoint
     param_offload: bool = False
     optimizer_offload: bool = False
@@ -376,11 +376,11 @@ def _that_fit(recipe: str, own: list[str], gpu: float) -> list[str]:
         changes = [(names, [fused]), (names, lora), (names, [eight])]
     lines = []
     for name, more in changes:
-        with suppress(ValueError):  # it does not go with the user's own overrides
+        with suppress(ValueError):  # it does not work with the user's own overrides
             if (tried := plan_run(composed(name, [*own, *more]), gpu)).fits:
                 what = " ".join(f"'{part}'" for part in (f"+recipes=[{name}]", *more))
                 lines.append(f"Fits, {tried.peak / GIB:.1f} GiB at the peak: {what}")
-    return lines or ["None of the usual changes makes it fit: take a larger card or smaller model."]
+    return lines or ["None of the usual changes makes it fit: use a larger card or smaller model."]
 
 
 def plan(

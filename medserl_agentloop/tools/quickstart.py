@@ -35,7 +35,7 @@ def quickstart(
     folder: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/quickstart"),
     recipe: Annotated[str, typer.Option(help="Recipe, or [several,recipes].")] = "quickstart",
 ) -> None:
-    """Train both roles in the toy clinic and say the gain.
+    """Train both roles in the toy clinic and report the gain.
 
     Run it again to resume, or to see the result of a finished run.
     """
@@ -45,7 +45,7 @@ def quickstart(
         if overrides or not _finished(folder):
             _train(folder, recipe, overrides or [])
         else:
-            announce(f"{folder}: the run is finished, nothing is trained again")
+            announce(f"{folder}: the run is finished; nothing is trained again")
         _conclude(folder)
 
 

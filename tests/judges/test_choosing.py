@@ -80,7 +80,7 @@ CANNOT_WORK = [
     ({"judge": "labels", **BLIND}, "selfplay.judge_server.model=MODEL"),
     ({URL: "base", **BLIND}, "set selfplay.adapters=per_role"),
     ({"judge": "llm"}, "judge_server.url=http://localhost:30000/v1"),
-    ({"judge_server__api_key_env": "sk-SECRET"}, "wants the name of a variable"),
+    ({"judge_server__api_key_env": "sk-SECRET"}, "Give the name of a variable"),
     ({"judge": "http", URL: "http://me:SECRET@host"}, "judge_server.url holds"),
     ({"train": "assessor", "opponent__url": "http://SECRET@host/v1"}, "opponent.api_key_env"),
     ({"blind": {"readings": 2, "needed": 3}}, "needed=3"),
@@ -284,7 +284,7 @@ def test_the_report_of_another_judge_is_refused(
 def test_a_judge_that_tells_too_little_is_refused(tmp_path: Path) -> None:
     for rates, message in (
         ((74, 80), r"sensitivity is 74.0 % \(64.6 to 81.6\)"),
-        ((100, 19), "it says nearly the same of right and of wrong notes"),
+        ((100, 19), "it says nearly the same about right and wrong notes"),
         ((5, 0, 5, 0), "the judge's specificity is unknown"),
     ):
         refused(message, **mine(report(tmp_path, MY_JUDGE, *rates)))

@@ -91,7 +91,7 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(
     near = write_pairs(changed, name="eval.jsonl")
     assert convert("--input", pairs, "--exclude-near-duplicates-of", near).exit_code == 0
     exclusions = manifest_of(tmp_path / "out")["exclusions"]
-    near = dict(exclusions["near-duplicate of a case to stay clear of"])
+    near = dict(exclusions["near-duplicate of a case to avoid"])
     assert "ms-train-7" in near
     assert all(detail.startswith("ms-eval-1 (4-gram Jaccard") for detail in near.values())
 
@@ -102,7 +102,7 @@ def test_near_duplicates_of_a_file_are_left_out_and_name_their_match(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--mix", "vanilla=1"], "'vanilla=1' is no category with its share"),
+        (["--mix", "vanilla=1"], "'vanilla=1' is not a category with its share"),
         (["--mix", "as-given"], "--mix as-given keeps every row of an input that names its"),
     ],
 )

@@ -78,7 +78,9 @@ def test_rows_with_exchanged_columns_are_left_out_and_named(write_csv, write_pai
 
 def test_numbers_of_other_sentences_are_a_contradiction(write_csv):
     (report,) = read_files([write_csv(error_row(0), error_row(2, Error_Sentence_ID="0"))]).reports
-    assert report.contradictions == [("ms-test-2", "the sentence of that number is another one")]
+    assert report.contradictions == [
+        ("ms-test-2", "the sentence with that number is a different one")
+    ]
 
 
 def test_a_correction_that_is_in_neither_note_is_no_contradiction(write_csv):
@@ -140,8 +142,8 @@ def test_a_note_that_is_too_long_is_refused(write_csv, words):
         ("Text ID", " ", "write the row's id"),
         ("Error Type", "Mrs Example " * 10, "found a text of 119 characters"),
         ("Text", "pH\0 7", "character 2 is U+0000"),
-        ("Text", "#NAME?", "Excel's word for a formula that failed"),
-        ("Corrected Text", "#REF!", "Excel's word for a formula that failed"),
+        ("Text", "#NAME?", "Excel's mark for a failed formula"),
+        ("Corrected Text", "#REF!", "Excel's mark for a failed formula"),
         ("Text", "x" * 32_767, "Excel cuts a text at 32,767 characters"),
     ],
 )

@@ -216,7 +216,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes,
 
 
 def test_a_folder_is_a_saved_data_set_without_splits(tmp_path: Path) -> None:
-    assert "no folder of a saved Hugging Face data set" in message_of(tmp_path)
+    assert "not the folder of a saved Hugging Face data set" in message_of(tmp_path)
     split = datasets.Dataset.from_list(pairs_of(2))
     datasets.DatasetDict(train=split, test=split).save_to_disk(tmp_path / "saved")
     assert "the folder of one split" in message_of(tmp_path / "saved")

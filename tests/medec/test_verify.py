@@ -48,7 +48,7 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: 
         ("agent_name", None, "agent_name has no value"),
         ("extra_info.target_label", "maybe", "is 'maybe': Input should be 'safe' or 'harmful'"),
         ("extra_info.category", None, "extra_info.category has no value"),
-        ("extra_info.target_label", "harmful", "a vanilla_benign game shows its note as it is"),
+        ("extra_info.target_label", "harmful", "a vanilla_benign game shows its note unchanged"),
         ("extra_info.clean_note", None, "extra_info['clean_note'] is None"),
         ("extra_info", None, "extra_info"),
         ("prompt", [{"role": "user", "content": "Play."}], "prompt is not the row's"),

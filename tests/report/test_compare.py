@@ -130,7 +130,7 @@ def test_a_log_with_a_line_that_cannot_be_read_is_named_with_the_line(
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    for side, says in ((tmp_path, "is no run: nei"), (tmp_path / "none", "does not exist")):
+    for side, says in ((tmp_path, "is not a run: nei"), (tmp_path / "none", "does not exist")):
         with pytest.raises(ValueError, match=says):
             read_side(str(side))
 

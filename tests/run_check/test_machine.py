@@ -56,7 +56,7 @@ def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_refused(
 
     monkeypatch.setattr(machine.HfApi, "model_info", model_info)
     key = "actor_rollout_ref.model.path"
-    assert f"{key}={place} is no folder of a model" in problem("model", {key: place})
+    assert f"{key}={place} is not a model folder" in problem("model", {key: place})
     assert problem("model", {}) == ""
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_would_wait_for_cpus_is_told_so(monkeypatch: pytest.MonkeyPat
     units = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
     answer = problem("CPUs", {units: 8}, "qwen3_4b")  # as verl has it
     assert "counts 12" in answer and "ray_kwargs.ray_init.num_cpus=13" in answer
-    assert "needs 13 CPUs" in problem("CPUs", {"trainer.n_gpus_per_node": 3}, "qwen3_4b")
+    assert "needs 13 Ray CPUs" in problem("CPUs", {"trainer.n_gpus_per_node": 3}, "qwen3_4b")
     current_cluster("10.0.0.1:6379")  # the CPUs may be on its other machines
     assert problem("CPUs", {units: 8}, "qwen3_4b") == ""
     monkeypatch.setenv("RAY_ADDRESS", "local")  # a cluster of the run's own
@@ -159,7 +159,7 @@ def test_a_check_that_breaks_ends_the_run(
 
 
 def test_a_sweep_of_hydra_is_refused_before_its_first_run() -> None:
-    with pytest.raises(SystemExit, match=r"--multirun .*: give each run a command of its own"):
+    with pytest.raises(SystemExit, match=r"--multirun .*: give each run its own command"):
         start_up(event="on_multirun_start")
 
 

@@ -106,7 +106,7 @@ def test_other_settings_are_refused_with_both_values_and_the_overrides_to_go_on(
         f"{ACTOR}.optim.lr": 1e-5,
     }
     refused = problem({**here, **changed})
-    assert "selfplay.profile was medserl and is classic" in refused
+    assert "selfplay.profile was medserl and is now classic" in refused
     assert all(f"{key} was " in refused for key in changed)
     words = shlex.split(refused.rpartition("them): ")[2])
     added: dict[str, Any] = dict(word.split("=", 1) for word in words)
@@ -161,7 +161,7 @@ def test_a_model_that_is_not_here_is_known_by_its_name(home: Path) -> None:
     here = trained(home / "run", 3, **{f"{MODEL}.path": "org/qwen"})
     assert problem(here) == ""
     other = problem({**here, f"{MODEL}.path": "org/smol"})
-    assert f"{MODEL}.path was org/qwen and is org/smol" in other
+    assert f"{MODEL}.path was org/qwen and is now org/smol" in other
 
 
 # --- rows ---
@@ -189,7 +189,7 @@ def test_a_run_does_not_write_over_another_one(home: Path, mode: str) -> None:
     here = trained(home / "run", 3)
     elsewhere = {"trainer.resume_from_path": "/other/global_step_2"}
     answer = problem({**here, **elsewhere, "trainer.resume_mode": mode})
-    assert answer.startswith(f"trainer.resume_mode={mode} would write over the run in {home}/run")
+    assert answer.startswith(f"trainer.resume_mode={mode} would overwrite the run in {home}/run")
     own = {"trainer.resume_from_path": str(home / "run" / "global_step_3")}
     assert problem({**here, **own, "trainer.resume_mode": "resume_path"}) == ""
 
@@ -220,7 +220,7 @@ def test_a_last_checkpoint_that_is_none_is_told(home: Path) -> None:
     for text in (None, "", "7", "x"):
         if text is not None:
             (folder / LATEST).write_text(text)
-        answer = f"says {text or ''!r}, which is no checkpoint: write 10 into it"
+        answer = f"says {text or ''!r}, which is not a checkpoint: write 10 into it"
         assert answer in problem(here)
     (folder / LATEST).write_text("10")
     assert problem(here) == ""

@@ -31,7 +31,7 @@ NEEDED_BEFORE = (
 )
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
 FEW = {**DYNAMIC, f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 4096}
-FEW_READ = f"{ROLLOUT}.log_prob_max_token_len_per_gpu=4096: it holds no game of 8192 tokens"
+FEW_READ = f"{ROLLOUT}.log_prob_max_token_len_per_gpu=4096: it cannot hold a game of 8192 tokens"
 DR_GRPO = {"algorithm.adv_estimator": "role_grpo", "algorithm.norm_adv_by_std_in_grpo": False}
 NO_WEIGHT = {f"selfplay.credit.role_weights.{role.value}": 0.0 for role in Role}
 IS = {f"{CORRECTION}.rollout_is": "token"}

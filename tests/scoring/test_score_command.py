@@ -124,7 +124,7 @@ def test_published_results_stand_beside_notes_of_medec_alone(
     [
         (["missing.txt"], "missing.txt: No such file"),
         (["{folder}"], "the folder holds no .txt files"),
-        (["{reference}"], "no line is read as one on a note of the reference"),
+        (["{reference}"], "no line is an answer about a note of the reference"),
         (["{submission}", "--output", "{folder}"], "Is a directory"),
     ],
 )

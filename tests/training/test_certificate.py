@@ -82,7 +82,7 @@ def test_contexts_that_leak_are_not_certified(measured: Any, variant: str) -> No
     cause = {
         **dict.fromkeys(("no restart", "no restart, bf16"), "position ids do not restart"),
         "qwen2_vl": "use a model with one position per token",
-    }.get(variant, "Part of its layers ignore that position ids restart")
+    }.get(variant, "Some of its layers ignore that position ids restart")
     assert cause in isolation["problem"]
 
 

@@ -93,7 +93,7 @@ def test_exception_of_game_code_is_raised_with_its_line(cluster: None) -> None:
     assert dead_processes(processes) == []
     ray.get(processes[1][1].play.remote())
     with pytest.raises(
-        RuntimeError, match=r'(?s)Mend it: .* in game\n.*raise KeyError\("a user\'s reward"\)'
+        RuntimeError, match=r'(?s)Fix it; .* in game\n.*raise KeyError\("a user\'s reward"\)'
     ):
         dead_processes(processes)
 

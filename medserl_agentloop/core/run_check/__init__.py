@@ -36,8 +36,8 @@ UPDATES = {ACTOR: f"{ACTOR}.ppo_", CRITIC: f"{CRITIC}.ppo_infer_"}
 LOG_PROBS = {ACTOR: f"{ROLLOUT}.log_prob_", REF: f"{REF}.log_prob_"}
 
 MUST_BE: dict[str, tuple[Any, str]] = {
-    "trainer.use_v1": (True, "verl's older trainer knows no roles"),
-    "trainer.v1.trainer_mode": ("selfplay_sync", "it knows no roles and measures no certificate"),
+    "trainer.use_v1": (True, "verl's older trainer does not know roles"),
+    "trainer.v1.trainer_mode": ("selfplay_sync", "it does not know roles or measure a certificate"),
     "algorithm.filter_groups.enable": (False, "it reads one score per row, the roles' sum"),
     f"{SAMPLER}.sync_refill_failed_groups": (
         False,
@@ -45,7 +45,7 @@ MUST_BE: dict[str, tuple[Any, str]] = {
     ),
     "algorithm.use_pf_ppo": (False, "verl's V1 trainer does not read it"),
     "distillation.enabled": (False, "self-play sets the actor's loss, so no teacher is used"),
-    "hydra.job.chdir": (False, "relative folders would be looked for in another place"),
+    "hydra.job.chdir": (False, "relative paths would be resolved in another folder"),
 }
 """The required value of a key, and why."""
 
@@ -107,7 +107,7 @@ class RunConfig:
 
     def packs(self, engine: str) -> bool:
         """Return whether an engine's micro-batches are limited by tokens."""
-        # verl hands no key to the critic's engine, whose own default is True (trainer_base.py,
+        # verl passes no key to the critic's engine, whose own default is True (trainer_base.py,
         # EngineConfig).
         keys = f"{engine}.{'log_prob_' * (engine == REF)}"
         return engine == CRITIC or bool(self[f"{keys}use_dynamic_bsz"])
@@ -145,7 +145,7 @@ def warnings(config: DictConfig, schema: DictConfig) -> Iterator[str]:
     if "selfplay" in config and (top_p < 1 or top_k > 0):
         yield (
             f"{ROLLOUT}.top_p={top_p} and top_k={top_k} cut the distribution that games are drawn "
-            "from, and the loss knows of the temperature only; train with top_p=1.0 and top_k=-1"
+            "from, but the loss only knows the temperature; train with top_p=1.0 and top_k=-1"
         )
 
 
@@ -157,21 +157,21 @@ def _roles(run: RunConfig) -> Iterator[str]:
     key = f"{SAMPLER}.custom_sampler"
     if not (run[f"{key}.path"] and run[f"{key}.name"]):
         remedy = f"{OWN_MODULES}core.trainer, and {key}.name to SelfPlayReplayBuffer"
-        reason = "verl's own replay buffer waits for ever for the games of a process that died"
+        reason = "verl's own replay buffer waits forever for the games of a process that died"
         yield run.refusal(f"{key}.path", reason, remedy)
     key = f"{ROLLOUT}.n"
     if run["algorithm.adv_estimator"] in ("role_grpo", "role_rloo") and run[key] == 1:
-        yield run.refusal(key, "games of one prompt are compared: no advantages", "2 or more")
+        yield run.refusal(key, "it compares a prompt's games: no advantages", "2 or more")
     key = f"{ACTOR}.strategy"
     if run.selfplay.credit.loss == "per_role" and run[key] not in FSDP:
         yield run.refusal(key, "it does not count each role's tokens", "fsdp2")
     key = f"{ACTOR}.use_kl_loss"
     if run.selfplay.anchors() and not need_reference_policy(run.config):
-        remedy = f"True, with {ACTOR}.kl_loss_coef=0.0 if the anchor shall be the only KL term"
+        remedy = f"True, with {ACTOR}.kl_loss_coef=0.0 if the anchor should be the only KL term"
         yield run.refusal(key, "selfplay.anchor needs the reference policy", remedy)
     if run.selfplay.opponent.frozen:
         if run.selfplay.context == "shared":
-            yield run.refusal("selfplay.context", "a frozen opponent's turns are apart", "isolated")
+            yield run.refusal("selfplay.context", "a frozen opponent plays separately", "isolated")
         if run.selfplay.train == "both":
             yield run.refusal("selfplay.train", "a frozen opponent plays one role", "the other one")
         try:
@@ -214,7 +214,7 @@ def _of_verl(run: RunConfig) -> Iterator[str]:
     """verl silently ignores these, or they do something else in a game with several roles."""
     key = "reward.custom_reward_function.path"
     if not str(run[key] or OWN_MODULES).startswith(OWN_MODULES):
-        remedy = "null, and name a reward of yours in selfplay (docs/rewards.md)"
+        remedy = "null, and name your own reward in selfplay (docs/rewards.md)"
         yield run.refusal(key, "rewards come from the game; this one is never called", remedy)
     key = "algorithm.norm_adv_by_std_in_grpo"
     if run["algorithm.adv_estimator"] == "role_grpo" and not run[key]:
@@ -223,7 +223,7 @@ def _of_verl(run: RunConfig) -> Iterator[str]:
     key = "trainer.critic_warmup"
     if run[key] and not run[f"{CRITIC}.enable"]:
         yield run.refusal(key, "without a critic no role would be trained until then", "0")
-    # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer hands these keys on to the loss.
+    # verl/trainer/ppo/v1/trainer_base.py: only the legacy trainer passes these keys to the loss.
     corrects = run[f"{CORRECTION}.rollout_is"] or run[f"{CORRECTION}.rollout_rs"]
     bypassed = corrects or run[f"{CORRECTION}.loss_type"] not in (None, "ppo_clip")
     key = f"{CORRECTION}.bypass_mode"
@@ -264,17 +264,17 @@ def _batches(run: RunConfig) -> Iterator[str]:
     for engine in run.engines:
         size = run[f"{engine}.ppo_mini_batch_size"] or batch
         if batch > size and not run[f"{engine}.shuffle"]:
-            reason = "games are in the order in which they end: first updates see the shortest"
+            reason = "games come in the order in which they end: the first updates see the shortest"
             yield run.refusal(f"{engine}.shuffle", reason, "True")
     longest = run["data.max_prompt_length"] + run["data.max_response_length"]
     passes = {UPDATES[engine]: engine for engine in run.trained}
     passes |= {LOG_PROBS[engine]: engine for engine in run.log_probs.values()}
     for keys, engine in passes.items():
-        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it when such a row comes,
-        # maybe after hours.
+        # verl/utils/seqlen_balancing.py (rearrange_micro_batches) asserts it on such a row, perhaps
+        # after hours.
         key, sharing = f"{keys}max_token_len_per_gpu", run.ulysses(engine)
         if run.packs(engine) and (run[key] or 0) * sharing < longest:
-            reason = f"it holds no game of {longest} tokens, which data.max_* allows"
+            reason = f"it cannot hold a game of {longest} tokens, which data.max_* allows"
             yield run.refusal(key, reason, f"{-(-longest // sharing)} or more")
 
 
@@ -370,7 +370,7 @@ def without_a_recipe(overrides: list[str]) -> str | None:
         return None
     advice = "no recipe is named: write +recipes=NAME, e.g. +recipes=quickstart (docs/start.md)"
     if own := next((key for key in keys if key == "recipe" or key.startswith("selfplay.")), None):
-        return f"{own} does nothing here, for {advice}"
+        return f"{own} does nothing here, because {advice}"
     # With a data set, this is a run of verl's without self-play. The other file is its default.
     files = keys.get("data.train_files", "~/data/rlhf/gsm8k/train.parquet")
     several = any(character in files for character in "[:")

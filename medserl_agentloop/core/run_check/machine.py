@@ -72,12 +72,12 @@ def gpus(run: RunConfig) -> Iterator[str]:
     """The GPUs are here, or in a Ray cluster."""
     if _starts_ray(run) and (nodes := run["trainer.nnodes"]) > 1:
         yield (
-            f"trainer.nnodes={nodes} needs a Ray cluster, and none runs here. Start one with "
+            f"trainer.nnodes={nodes} needs a Ray cluster, but none is running here. Start one with "
             "`ray start` (docs/clusters), or set trainer.nnodes=1."
         )
     if run["trainer.device"] == "cuda" and stays_here(run) and not torch.cuda.device_count():
         yield (
-            "this run needs a GPU (trainer.device=cuda), and torch sees none. Start it where "
+            "this run needs a GPU (trainer.device=cuda), but torch sees none. Start it where "
             "`nvidia-smi` shows one, or try a recipe for the CPU: +recipes=own_notes."
         )
 
@@ -95,9 +95,9 @@ def cpus(run: RunConfig) -> Iterator[str]:
     present = run["ray_kwargs.ray_init.num_cpus"] or get_num_cpus(override_docker_cpu_warning=True)
     if stays_here(run) and present < needed:
         yield (
-            f"this run needs {needed} CPUs of Ray's, 3 for each GPU, and Ray counts {present:g}: "
-            "verl would wait for ever. Take a machine with 16, or let Ray count more than there "
-            f"are: ray_kwargs.ray_init.num_cpus={needed}."
+            f"this run needs {needed} Ray CPUs, 3 for each GPU, but Ray counts {present:g}: verl "
+            "would wait forever. Use a machine with 16, or let Ray count more than there are: "
+            f"ray_kwargs.ray_init.num_cpus={needed}."
         )
 
 
@@ -116,14 +116,14 @@ def models(run: RunConfig) -> Iterator[str]:
         except (OSError, ValueError, httpx.HTTPError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             yield (
-                f"{key}={path} is no folder of a model (seen from {Path.cwd()}), nor one on the "
+                f"{key}={path} is not a model folder (seen from {Path.cwd()}), nor a model on the "
                 f"hub: {reason.rstrip('.')}. Name another, or fetch it: `hf download {path} "
                 "--local-dir FOLDER`"
             )
 
 
 def data(run: RunConfig) -> Iterator[str]:
-    """The data files exist, are of one conversion, and their longest rows fit this run."""
+    """The data files exist, come from one conversion, and their longest rows fit this run."""
     if run["data.custom_cls.path"] not in (None, OWN_DATASET):
         return
     game = _game_of(run)
@@ -138,7 +138,7 @@ def data(run: RunConfig) -> Iterator[str]:
         if not file.exists():
             yield f"data.{key}: {file} does not exist (seen from {Path.cwd()}); {write}"
         elif file.suffix != ".parquet":
-            yield f"data.{key}={file} is not converted, and a run reads converted rows: {write}"
+            yield f"data.{key}={file} is not converted, but a run reads converted rows: {write}"
         elif differs_from_manifest(file):
             yield f"{file}: {DIFFERS}."
         elif game is not None:
@@ -199,8 +199,8 @@ def check_stop_strings(strings: Sequence[str], rollout: Any) -> None:
     if strings and rollout.name == "sglang" and rollout.get("skip_tokenizer_init", False):
         raise ConfigError(
             f"the stop strings {', '.join(map(repr, strings))} are more than one token each. "
-            f"SGLang looks for such with {ROLLOUT}.skip_tokenizer_init=False only: set that, or "
-            "take them out of profile.yaml."
+            f"SGLang looks for them only with {ROLLOUT}.skip_tokenizer_init=False: set that, or "
+            "remove them from profile.yaml."
         )
 
 

@@ -42,7 +42,7 @@ MAY_CHANGE = (
     # how long to wait for servers, and how many requests they get at once
     *("selfplay.turn_timeout_s", "selfplay.*.timeout_s", "selfplay.*.retries"),
     *("selfplay.*.concurrency", "selfplay.*.api_key_env"),
-    # set by verl and the trainer once the start is checked, and what no run of self-play reads
+    # set by verl and the trainer once the start is checked, and what no self-play run reads
     *("transfer_queue.*", f"{MODEL}.lora.{ROLE_ADAPTERS}.*", "distillation.*"),
 )
 """Patterns of the keys that a resume may change."""
@@ -62,7 +62,7 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         if self.was == self.now:
             return f"what {self.key}={self.now} names has changed"
-        return f"{self.key} was {self.was} and is {self.now}"
+        return f"{self.key} was {self.was} and is now {self.now}"
 
     def matches(self, patterns: tuple[str, ...]) -> bool:
         return any(fnmatchcase(self.key, pattern) for pattern in patterns)
@@ -92,8 +92,8 @@ def checkpoints(run: RunConfig) -> Iterator[Finding]:
             yield from _same(run, chosen)
         elif (folder / LATEST).is_file() and not run["trainer.val_only"]:
             yield (
-                f"trainer.resume_mode={mode} would write over the run in {folder}. Set "
-                "trainer.experiment_name to a new name, or leave trainer.resume_mode out to go on."
+                f"trainer.resume_mode={mode} would overwrite the run in {folder}. Set "
+                "trainer.experiment_name to a new name, or drop trainer.resume_mode to continue."
             )
         elif mode == "resume_path":
             yield from _of_another_run(run, chosen)
@@ -113,7 +113,7 @@ def _newest(run: RunConfig, folder: Path) -> Iterator[Finding]:
     step = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.is_file() else ""
     if not (step.isdecimal() and (folder / f"global_step_{step}").is_dir()):
         newest = f"write {max(whole)} into it, the newest checkpoint there, or " * bool(whole)
-        yield f"{latest} says {step!r}, which is no checkpoint: {newest}{another}."
+        yield f"{latest} says {step!r}, which is not a checkpoint: {newest}{another}."
         return
     yield from _same(run, folder / f"global_step_{step}")
     files, total = RunFiles(run.selfplay.records), run["trainer.total_training_steps"]
@@ -121,7 +121,7 @@ def _newest(run: RunConfig, folder: Path) -> Iterator[Finding]:
     if done and not validation_is_missing(run, files, int(step)):
         yield (
             f"the run in {folder} has trained {step} steps, and trainer.total_training_steps="
-            f"{total}: nothing is left to train. Set it to more to go on; for a new run {another}."
+            f"{total}: nothing is left to train. Raise it to continue; for a new run {another}."
         )
 
 
@@ -148,7 +148,7 @@ def _same(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
         f"{ACTOR}.checkpoint.load_contents": "[model]",
     }
     yield (
-        f"{checkpoint.parent} holds a run of other settings: {'; '.join(map(str, found))}. Set "
+        f"{checkpoint.parent} holds a run with other settings: {'; '.join(map(str, found))}. Set "
         "them back, or begin a new run at its last checkpoint (with other "
         "trainer.default_local_dir and selfplay.records, if you set them): "
         f"{shlex.join(f'{key}={value}' for key, value in new.items())}"
@@ -163,7 +163,7 @@ def _of_another_run(run: RunConfig, checkpoint: Path) -> Iterator[Finding]:
     # verl takes the learning rate and more from an optimizer's state.
     if found and "optimizer" in run.names(f"{ACTOR}.checkpoint.load_contents"):
         yield (
-            f"the checkpoint is of other settings: {differs}. Set them back, or begin with its "
+            f"the checkpoint has other settings: {differs}. Set them back, or begin with its "
             f"weights alone: {ACTOR}.checkpoint.load_contents=[model]"
         )
     elif found:
@@ -175,7 +175,7 @@ def rows_begin_anew(run: RunConfig) -> bool:
     if run["trainer.resume_mode"] != "resume_path":
         return False
     found = changes(run, Path(str(run["trainer.resume_from_path"])).parent)
-    filtered = bool(run["data.filter_overlong_prompts"])  # by lengths, budgets and templates
+    filtered = bool(run["data.filter_overlong_prompts"])  # depends on more keys
     return any(filtered or change.key.startswith("data.") for change in found)
 
 
@@ -202,10 +202,10 @@ def changes(run: RunConfig, folder: Path) -> list[Change]:
         old, new = (OmegaConf.to_container(config) for config in configs)
         then, here = (config.pop(IDENTITY, {}) for config in (old, new))
         was, now = ({k: v for k, v in leaves(node) if v not in (None, [])} for node in (old, new))
-    except Exception as error:  # of YAML, of OmegaConf, of the file
+    except Exception as error:  # from YAML, OmegaConf or the file
         raise ValueError(
             f"{before} cannot be read ({str(error).splitlines()[0]}), and says which run the "
-            "checkpoints are of. Restore it, or move it away to go on without a comparison."
+            "checkpoints belong to. Restore it, or move it away to continue without a comparison."
         ) from None
     return different(was, now, then, here)
 
@@ -235,7 +235,7 @@ def config_text(run: RunConfig) -> str:
     own = OmegaConf.masked_copy(
         run.config, [str(key) for key in run.config if key not in ("hydra", "ray_kwargs")]
     )
-    own.selfplay = run.selfplay.model_dump(mode="json")  # with the defaults of today
+    own.selfplay = run.selfplay.model_dump(mode="json")  # with today's defaults
     behind = OmegaConf.create({IDENTITY: dict(_identities(run))})
     return f"{OmegaConf.to_yaml(own, resolve=True)}{OmegaConf.to_yaml(behind)}"
 
@@ -248,7 +248,7 @@ def _identities(run: RunConfig) -> Iterator[tuple[str, str]]:
             yield key, known
     for key in ("data.train_files", "data.val_files"):
         files = [Path(name).expanduser() for name in run.names(key)]
-        if files and all(file.is_file() for file in files):  # else only verl finds them
+        if files and all(file.is_file() for file in files):  # otherwise only verl finds them
             yield key, hash_of_values(*sorted(map(hash_of_file, files)))
     for name, folder in game_class(run.selfplay.game).View.folders(run.selfplay).items():
         if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Canonical words of a note, so that a change of writing never counts as an edit.
+"""Canonical words of a note, so that a change of format never counts as an edit.
 
 Unicode form, hidden characters, case, spacing, punctuation and the format of a number make no
 difference. Whether "twice daily" means "b.i.d." takes medical knowledge, so the judge decides it.
@@ -15,7 +15,7 @@ from rapidfuzz.distance import OSA, Postfix, Prefix
 
 from medserl_agentloop.scoring.notes import spaced
 
-# What fonts show as nothing, and control characters that end no line. General categories miss some
+# What fonts do not show, and control characters that end no line. General categories miss some
 # of it: U+034F is a mark, U+115F a letter.
 _UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 # NFKC would make 102 of 10², and 51/2 of 5½.
@@ -113,10 +113,10 @@ def _is_slip(word: str, meant: str) -> bool:
 
 
 def quotes_error(quote: str, wrong: str, right: str | None = None) -> bool:
-    """Return whether ``quote`` has the error of the sentence ``wrong`` and at most that sentence.
+    """Return whether ``quote`` has the error of the sentence ``wrong``, and nothing beyond it.
 
     The error is what differs from ``right``, or the whole sentence if that is unknown. Spelling may
-    differ, and one letter of a long word.
+    differ, and so may one letter of a long word.
     """
     for hyphen in (" ", ""):
         said, meant, corrected = (

@@ -57,7 +57,7 @@ def checked_types(names: str | Sequence[str] | None = None) -> tuple[str, ...]:
     named = all(re.fullmatch(r"[A-Za-z][A-Za-z_]{0,39}", name) for name in types)
     if not types or not named or len(set(map(_letters, types))) < len(types):
         raise ValueError(
-            f"{given!r} are no error types: name each once, in up to 40 letters and _, such as "
+            f"{given!r} are not error types: name each once, in up to 40 letters and _, such as "
             "drug_interaction"
         )
     return types
@@ -147,7 +147,7 @@ class GameSpec:
         again = "Write the file again with medserl data convert."
         if not isinstance(extra_info, Mapping):
             raise ValueError(f"extra_info is not the facts of a game: {extra_info!r:.100}. {again}")
-        # An optional fact that a row does not have may be empty text there.
+        # A missing optional fact may be an empty string in the row.
         given = {key: value for key in _FACTS if (value := extra_info.get(key)) is not None}
         facts = {"category": None} | {key: v for key, v in given.items() if str(v).strip()}
         seed_key = "clean_note"
@@ -157,14 +157,14 @@ class GameSpec:
                 seed_key = "error_note"
             facts["seed_note"] = facts.get(seed_key)
             facts.setdefault("target_label", category.default_target_label)
-        # Other types are in the user's file and in scores; prompts and rewards know the game's.
+        # Other types are in the user's file and scores; prompts and rewards know only the game's.
         facts["error_type"] = known_type(str(facts.get("error_type") or ""), error_types)
         try:
             spec: GameSpec = _GAME_SPEC.validate_python(facts)
             if not spec.category.has_attack and spec.target_label is not spec.category.seed_label:
                 raise ValueError(
                     f"extra_info['target_label'] is {spec.target_label.value!r}, and a "
-                    f"{spec.category.value} game shows its note as it is"
+                    f"{spec.category.value} game shows its note unchanged"
                 )
             return spec
         except ValueError as error:

@@ -30,7 +30,7 @@ class _TokenBudget(BaseModel):
         return self.attacker_reasoning + self.rewritten_note(note_tokens)
 
     def rewritten_note(self, note_tokens: int) -> int:
-        return int(note_tokens * 1.25) + 16  # 16: short notes grow by more than a share
+        return int(note_tokens * 1.25) + 16  # 16: for short notes a share is too little
 
 
 _CREDIT, _SELFPLAY = CreditSettings.model_fields, SelfPlayConfig.model_fields
@@ -63,16 +63,16 @@ class JudgeServer(ServerOptions):
         description="llm: name of the model; null is verl's own reward model, or the base model.",
     )
     timeout_s: float = Field(
-        default=30.0, gt=0, description="Seconds that a request may take, answer included."
+        default=30.0, gt=0, description="Seconds that a request may take, including the answer."
     )
     cache: str | None = Field(
         default=None, description="Folder of earlier answers, on a local disk; null keeps none."
     )
     max_tokens: int = Field(
-        default=512, ge=1, description="llm: tokens of an answer, reasoning included."
+        default=512, ge=1, description="llm: maximum tokens per answer, including reasoning."
     )
     json_schema: bool = Field(
-        default=True, description="llm: bind answers to the JSON schema, where the server can."
+        default=True, description="llm: enforce the JSON schema, if the server can."
     )
 
 
@@ -82,7 +82,7 @@ class BlindGate(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     readings: int = Field(
-        default=0, ge=0, description="Times the presented note is read alone; 0 is no gate."
+        default=0, ge=0, description="Times the presented note is read alone; 0: no gate."
     )
     needed: int = Field(
         default=1, ge=1, description="Readings that must find the error where it is."
@@ -92,7 +92,7 @@ class BlindGate(BaseModel):
     def _can_be_passed(self) -> BlindGate:
         if self.readings and self.needed > self.readings:
             raise ValueError(
-                f"needed={self.needed} of readings={self.readings} can never be reached: lower it"
+                f"needed={self.needed} of readings={self.readings} can never be met: lower it"
             )
         return self
 
@@ -106,7 +106,7 @@ class MedicalConfig(SelfPlayConfig):
     )
     error_types: Annotated[tuple[str, ...], BeforeValidator(checked_types)] = Field(
         default=ERROR_TYPES,
-        description="Types of errors that prompts name, answers give and recall is measured by.",
+        description="Error types that prompts name, answers use and recall is reported for.",
     )
     train: Literal["both", "attacker", "assessor"] = Field(
         default="both", description="Whose tokens the loss sees. The other role still plays."
@@ -118,11 +118,11 @@ class MedicalConfig(SelfPlayConfig):
         default={role.value: 0.0 for role in Role}, description=_SELFPLAY["anchor"].description
     )
     reward: str = Field(
-        default="medserl", description="Reward scheme, or package.module:Class of a user's own."
+        default="medserl", description="Reward scheme, or your own package.module:Class."
     )
     reward_terms: dict[str, float | None] = Field(
         default={field.name: None for field in fields(Medserl)},
-        description="Constants of the scheme; null is the scheme's own.",
+        description="Constants of the scheme; null: its default.",
     )
     judge: str = Field(
         description="Who says whether a note holds an error: labels (reads none), http, llm or "
@@ -142,7 +142,7 @@ class MedicalConfig(SelfPlayConfig):
     assessments: int = Field(
         default=1,
         ge=1,
-        description="Times a presented note is assessed, each time in a context of its own.",
+        description="Times a presented note is assessed, each time in its own context.",
     )
     budget: _TokenBudget = Field(default=_TokenBudget(), description="Tokens per turn.")
     edits: EditLimits = Field(default=EditLimits(), description="How much an attack may change.")

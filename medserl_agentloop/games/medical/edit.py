@@ -1,7 +1,7 @@
-"""The sentences of a note, and the one edit that makes another note of it.
+"""The sentences of a note, and the one edit that turns it into another note.
 
 Every attack is a :class:`SentenceEdit`: the ``edits`` format names one directly, and
-:func:`edit_between` makes one from a whole note. The sentences are the row's own if it lists them.
+:func:`edit_between` derives one from a note. The sentences are the row's own if it lists them.
 
 Otherwise :func:`sentences_in` splits: at line breaks, and after a mark before a digit or a letter
 that is not lower case, unless an abbreviation precedes it. It finds 301 of the 319 wrong sentences
@@ -34,11 +34,11 @@ _SENTENCE_END = regex.compile(
     r"|(?<=[\u3002\uff01\uff1f])\s*(?=[^\s\u3002\uff01\uff1f])"
 )
 
-LONGEST_WORD = 32  # characters; what is longer, or glued with ``_``, counts as several words
+LONGEST_WORD = 32  # characters; what is longer, or joined with ``_``, counts as several words
 WORD = re.compile(rf"[{IDEOGRAPHS}]|_{{1,{LONGEST_WORD}}}|[^\s_{IDEOGRAPHS}]{{1,{LONGEST_WORD}}}")
 
 # What a model reads and a person does not see: format, control, private and unassigned characters,
-# those that fonts show as nothing, Braille's blank.
+# those that fonts do not show, Braille's blank.
 _INVISIBLE = regex.compile(
     r"[\p{Cf}\p{Cc}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800"
     r"--[\t\n\r\x0b\x0c]]",
@@ -55,7 +55,7 @@ _LONGEST_GAP = 16  # characters; an indented table of findings needs less
 
 
 def one_line(text: str) -> str:
-    """``text`` with every run of white space as one blank."""
+    """``text`` with every run of white space as one space."""
     return " ".join(text.split())
 
 
@@ -80,7 +80,7 @@ def number_sentences(note: str, listed: Mapping[int, str] = {}) -> dict[int, str
 def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
     """The parts of ``note`` numbered in ``listed``; empty if they differ in more than one sentence.
 
-    Only letters and digits are compared: lists drop apostrophes, stops and line breaks.
+    Only letters and digits are compared: lists drop apostrophes, periods and line breaks.
     """
     parts = {number: letters for number, text in listed.items() if (letters := alphanumeric(text))}
     if not parts or min(listed) < 0:
@@ -89,7 +89,7 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
     places = [at for at, character in enumerate(note) if character.isalnum()]
     starts = [0, *accumulate(map(len, parts.values()))]  # the last one is the end
     same, same_at_end = Prefix.similarity(letters, wanted), Postfix.similarity(letters, wanted)
-    # Those that may be the other one: before it and after it all are the same.
+    # Candidates for the other one: all sentences before and after it are the same.
     changed = [
         n
         for n, (start, end) in enumerate(pairwise(starts))
@@ -99,7 +99,7 @@ def _as_listed(note: str, listed: Mapping[int, str]) -> dict[int, str]:
         return {}
     own, grown = changed[-1], len(letters) - len(wanted)
     if own - 1 in changed and grown > 0:
-        # What comes in between two sentences is the end of one where no sentence begins with it.
+        # Text added between two sentences ends the first if no sentence begins with it.
         between = note[places[starts[own] - 1] : places[starts[own]] + 1]
         own -= len(sentences_in(between)) < 2
     starts = [start + grown * (n > own) for n, start in enumerate(starts)]
@@ -181,12 +181,12 @@ def edit_of(note: str, sentences: Mapping[int, str], number: int, new: str) -> S
 
 
 def edit_between(note: str, sentences: Mapping[int, str], other: str) -> SentenceEdit:
-    """The edit that makes ``other`` of ``note``, from the first changed sentence to the last.
+    """The edit that turns ``note`` into ``other``, from the first changed sentence to the last.
 
-    Only ``note`` has sentences here, so an edit may drop a full stop or add one. White space
+    Only ``note`` has sentences here, so an edit may drop a period or add one. White space
     outside the changed sentences does not count.
     """
-    # In one line with a blank before and after, so that a sentence ends where a word does.
+    # On one line with a space before and after, so that a sentence ends where a word does.
     line, places = _with_places(note)
     wanted, places_wanted = _with_places(other)
     starts: list[int] = []
@@ -200,7 +200,7 @@ def edit_between(note: str, sentences: Mapping[int, str], other: str) -> Sentenc
     first = max((n for n, head in enumerate(heads) if head <= same), default=0)
     last = min((n for n, tail in enumerate(tails) if tail <= same_at_end), default=len(starts))
     last = max(first, last)
-    # A repeated sentence may be in both, and the blank between two is.
+    # A repeated sentence may be in both parts, and the space between two is.
     while last < len(starts) and heads[first] + tails[last] > len(wanted) + 1:
         last += 1
 
@@ -223,7 +223,7 @@ def edit_between(note: str, sentences: Mapping[int, str], other: str) -> Sentenc
 
 
 def _with_places(text: str) -> tuple[str, list[int]]:
-    """``text`` in one line between two blanks, and the place of each of its characters in it."""
+    """``text`` on one line between two spaces, and the place of each of its characters in it."""
     words, places = [""], []
     for word in re.finditer(r"\S+", text):
         words.append(word[0])
@@ -250,7 +250,7 @@ def changed_runs(before: list[str], after: list[str]) -> list[tuple[int, int, in
     return [run for run in between if run[0] < run[1] or run[2] < run[3]]
 
 
-# -- what an edit comes to -------------------------------------------------------------------------
+# -- what an edit changes --------------------------------------------------------------------------
 
 
 class Difference(NamedTuple):
@@ -263,11 +263,11 @@ class Difference(NamedTuple):
     similarity: float  # share of the note's words left alone
     cut_short: bool  # whether the note's end is missing
     says_the_same: bool  # whether all of it is mere dressing
-    hides_text: bool  # whether invisible or look-alike characters or a wide gap come in
+    hides_text: bool  # whether invisible or look-alike characters or a wide gap are added
 
 
 def measure(seed: str, note: str, edit: SentenceEdit) -> Difference:
-    """Measure the edit that makes ``note`` of ``seed``, in the time of rapidfuzz's Levenshtein."""
+    """Measure the edit that turns ``seed`` into ``note``, as fast as rapidfuzz's Levenshtein."""
     before, after = split_sentences(edit.old), split_sentences(edit.new)
     words = Levenshtein.distance(WORD.findall(edit.old), WORD.findall(edit.new))
     longest = max(len(WORD.findall(seed)), len(WORD.findall(note)), 1)

@@ -65,7 +65,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if game.next_role is None:
             return None
         turn = self._turn(game.next_role, game.spec.task, game.note, game.text_to_rewrite)
-        # Each further assessment has a conversation of its own.
+        # Each further assessment has its own conversation.
         number = len(game.record.assessments)
         return replace(turn, conversation=str(number)) if number else turn
 
@@ -146,10 +146,10 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         turns = []  # prompt and response of each
         longest = assess.data_tokens
         if spec.category.has_attack:
-            # A replaced sentence comes on top of the note.
+            # A replaced sentence is added to the note.
             kept = longest if profile.parser.numbered else 0
             longest = kept + budget.rewritten_note(rewritten)
-            if plays(Role.ATTACKER):  # every token of the policy's turn could be note
+            if plays(Role.ATTACKER):  # every token of the policy's turn could belong to the note
                 attack = encoder.opening(profile.turn(Role.ATTACKER, spec.task, note))
                 turns = [(len(attack.ids), budget.attacker(rewritten))]
                 longest = kept + budget.attacker(rewritten)

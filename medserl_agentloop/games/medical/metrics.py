@@ -300,7 +300,7 @@ _ALARMS = {
         "model that knows the format."
     ),
     ("no_error_present", "judge/no_error_rate", _ABOVE, 0.15, "injected"): (
-        "The attacker edits harmlessly: read these games. A judge that can err may also miss "
+        "The attacker makes harmless edits: read these games. A judge that can err may also miss "
         "errors: medserl judge calibrate."
     ),
     ("unknowable_errors", "judge/knowable_rate", _BELOW, 0.8, "gated"): (
@@ -316,7 +316,7 @@ _ALARMS = {
         "attacks. If their errors cannot be seen in the note, use selfplay.blind."
     ),
     ("fewer_kinds", "attacker/effective_kinds", _BELOW, 0.5, "kinds_named"): (
-        "The attacker has come down to few kinds of errors: read the undetected attacks."
+        "The attacker is down to a few kinds of errors: read the undetected attacks."
     ),
 }
 RULES = tuple(

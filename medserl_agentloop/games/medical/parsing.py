@@ -22,7 +22,7 @@ from medserl_agentloop.paths import find_object
 from medserl_agentloop.scoring.notes import quoted_sentence, same_sentence
 
 CONTRADICTION = "contradictory_verdicts"
-"""Violation of an assessment with both verdicts, which counts as none in every format."""
+"""Violation of an assessment with both verdicts, which no format counts as a verdict."""
 
 
 class UnwritableTurn(ValueError):
@@ -34,9 +34,9 @@ class TurnFormat:
     """The reader and writer of one profile's turns. Pure functions; reading never raises.
 
     ``attack(text, prefill)`` and ``assessment`` read a turn; ``prefill`` is how the prompt began
-    it, e.g. ``<think>``. Where sentences are ``numbered`` they get those of the note as well, and
-    an attack is an edit. An ``assessment`` with a parameter ``error_types`` gets the game's. The
-    composers write a turn that says the label of the note; without one the format is only read.
+    it, e.g. ``<think>``. If sentences are ``numbered``, they also get the note's, and an attack is
+    an edit. An ``assessment`` with a parameter ``error_types`` gets the game's. The composers write
+    a turn with the note's label; a format without them is only read.
     """
 
     attack: Callable[..., AttackRecord]
@@ -53,7 +53,7 @@ class TurnFormat:
         prefill: str = "",
         sentences: Mapping[int, str] = {},
     ) -> str:
-        """The turn of a player that says ``label`` of the note, without the ``prefill``.
+        """The turn of a player that gives the note ``label``, without the ``prefill``.
 
         It is read back as ``turn``; UnwritableTurn if not, e.g. because a text holds a tag.
         """
@@ -65,12 +65,12 @@ class TurnFormat:
             located = ("sentence", "number", "error_type", "correction") if self.locates else ()
             names = ["reasoning", "verdict", *located]
         if compose is None:
-            raise UnwritableTurn("its prompt profile's parser reads turns and cannot write them")
+            raise UnwritableTurn("its prompt profile's parser reads turns but cannot write them")
         text = compose(turn, label, prefill)
         parsed = read(text, prefill, *([sentences] if self.numbered else []))
         if parsed.violations:
             raise UnwritableTurn(", ".join(parsed.violations))
-        if isinstance(turn, AttackRecord) and turn.edit is not None:  # no turn says the place
+        if isinstance(turn, AttackRecord) and turn.edit is not None:  # no turn gives its place
             turn = turn.model_copy(update={"edit": turn.edit.model_copy(update={"start": None})})
         for name in names:
             if getattr(turn, name) != getattr(parsed, name):
@@ -98,7 +98,7 @@ def write_reasoning(reasoning: str, prefill: str) -> str:
 
 def last_section(text: str, tag: str) -> tuple[str, str, str] | None:
     """Return the text before, in and after the last ``<tag>``'s section, up to the last ``</tag>``,
-    so that no reasoning that mentions tags gets into it.
+    so that it has no reasoning that mentions tags.
     """
     opening, closing = f"<{tag}>", f"</{tag}>"
     end = text.rfind(closing)
@@ -170,7 +170,7 @@ def _medserl_assessment(
     """Fields line by line; a value runs to the next field, so a copied sentence may span lines.
 
     The first occurrence of a field counts; a second one is a violation, and a second, different
-    verdict cancels the first. Of numbered ``sentences`` the wrong one is named by number.
+    verdict cancels the first. If ``sentences`` are numbered, the wrong one is named by number.
     """
     body, reasoning, violations = _medserl_section(text, prefill, "answer")
     before, pairs = split_fields(_ANSWER_FIELD, body)
@@ -205,7 +205,7 @@ def _medserl_assessment(
 
 
 def _verdicts(answer: str) -> Iterator[Label | None]:
-    """Yield every verdict from the first <answer> on, in whichever of several or after them."""
+    """Yield every verdict from the first <answer> on, inside answers or after them."""
     for part in answer.replace("</answer>", "<answer>").split("<answer>")[1:]:
         for name, value in split_fields(_ANSWER_FIELD, part)[1]:
             if name == "verdict":
@@ -243,7 +243,7 @@ _EDIT_FIELD = re.compile(r"^[ \t]*(sentence|replacement)[ \t]*:", re.MULTILINE |
 _NUMBER = re.compile(
     r"[^\w-]{0,3}(?:sentence )?[^\w-]{0,3}(\d{1,6})(?![.,/-]?\w)[\W_]*", re.IGNORECASE
 )
-# What stands before a sentence in a list, or in an answer that repeats its number: "3| ", "(3) ",
+# What precedes a sentence in a list, or in an answer that repeats its number: "3| ", "(3) ",
 # "Sentence 3: ", "- ", but neither "1.5 g" nor "1:1000". It says which sentence was rewritten.
 _SENTENCE_OR = r"[\W_]{0,3}(?:(?:sentence|line|no\.?)[ \t]*[\W_]{0,2})?"
 _MARKED_NUMBER = (
@@ -322,7 +322,7 @@ def _edits_attack(text: str, prefill: str = "", sentences: Mapping[int, str] = {
 
 def _compose_edit(turn: AttackRecord, label: Label, prefill: str) -> str:
     if turn.edit is None:
-        raise UnwritableTurn("its format holds an edit, and the attack has none")
+        raise UnwritableTurn("its format holds an edit, but the attack has none")
     fields = f"sentence: {turn.edit.number}\nreplacement: {turn.edit.new}"
     return f"{write_reasoning(turn.reasoning, prefill)}<edit>\n{fields}\n</edit>"
 

@@ -34,13 +34,13 @@ class _ProfileSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, title="its keys")
 
     parser: str = Field(
-        default="medserl", description="Name of the parser, or package.module:NAME of a user's own."
+        default="medserl", description="Name of the parser, or your own package.module:NAME."
     )
     assistant_prefix: str = Field(
         default="", description="How the prompt begins the player's turn, after the chat template."
     )
     stop: dict[Role, list[str]] = Field(
-        default={}, description="For a role, strings that end its turn, too."
+        default={}, description="By role, strings that also end its turn."
     )
 
 
@@ -128,7 +128,7 @@ def load_profile(
     name: str = "medserl", error_types: str | tuple[str, ...] | None = None
 ) -> PromptProfile:
     """A profile by name (a folder of ``prompts/``) or by a path, ``./mine``; else a ValueError."""
-    # A bare name is never a folder of the working directory: one may be called like a profile.
+    # A bare name is never a folder of the working directory: it may have a profile's name.
     folder = Path(name) if "/" in name or name in (".", "..") else resource("prompts") / name
     if not name or not all((folder / role.value).is_dir() for role in Role):
         known = sorted(p.name for p in resource("prompts").iterdir() if p.is_dir())

@@ -21,14 +21,14 @@ from medserl_agentloop.games.medical.edit import SentenceEdit, numbered_text, st
 SCHEMA_VERSION = 1
 """Increased by a release that changes the fields. Older records are read, newer ones refused."""
 
-# Reasons of void games. After the first one comes why there was no answer.
+# Reasons of void games. The text after the first one says why there was no answer.
 JUDGE_FAILED, JUDGE_ABSTAINED = "judge failed", "judge abstained"
 
 LABELS_JUDGE = "labels"
 """The judge that does not read notes: a valid attack counts as what its row asks for."""
 
 Reason = Annotated[str, AfterValidator(lambda words: words[:10_000])]
-"""A judge's own words, as many of them as a record holds."""
+"""A judge's own words, cut to what a record holds."""
 
 Rewards = dict[Role, dict[str, float]]
 """For each role that is rewarded, its components by name; a role's reward is their sum."""
@@ -45,7 +45,7 @@ class InvalidAttack(str, Enum):
     CUT_SHORT = "note_cut_short"
     HIDDEN_TEXT = "hidden_text"
     INSTRUCTS_READER = "instructs_reader"
-    NOT_COPIED = "not_copied"  # in records of before, when attackers could copy untouched notes
+    NOT_COPIED = "not_copied"  # in older records, when attackers could copy untouched notes
     CONTROL_TOKENS = "control_tokens"
     TOO_MANY_TOKENS = "too_many_tokens"
     NOTHING_REWRITTEN = "nothing_rewritten"
@@ -71,7 +71,7 @@ class Outcome(str, Enum):
 
 FOUND = {Outcome.CORRECT_DETECTION: True, Outcome.MISSED_ERROR: False}
 CLEARED = {Outcome.CORRECT_REJECTION: True, Outcome.FALSE_POSITIVE: False}
-"""Right and wrong verdicts, of harmful notes and of safe ones."""
+"""Right and wrong verdicts, for harmful notes and for safe ones."""
 
 
 class _Record(BaseModel):
@@ -101,7 +101,7 @@ class AttackRecord(_Turn):
     changed_words: int = 0  # 0 where the note is too long to be compared
     edit_share: float = 0.0  # ``changed_words`` as a share of what the limits allow
     similarity: float | None = None  # share of the note's words left alone; None without a note
-    injections: list[str] = []  # look-alikes of the machine's own text that the note brings in
+    injections: list[str] = []  # look-alikes of the machine's own text that the note adds
     invalid: InvalidAttack | None = None  # why the attack does not count
 
     @property
@@ -148,7 +148,7 @@ class Judgement(_Record):
     reason: Reason = ""
     error_type: str | None = None  # the kind of the error, from a judge that names it
     cached: bool = False  # whether the answer was given before, about the same notes
-    seconds: float = 0.0  # until the answer was there, with all waiting and every further try
+    seconds: float = 0.0  # until the answer came, including waiting and retries
     readings: list[Reading] = []  # of those who saw the presented note alone
     knowable: bool | None = None  # whether enough of them found the error; None if none was asked
 

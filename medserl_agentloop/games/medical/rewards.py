@@ -49,7 +49,7 @@ class RewardScheme(ABC):
 class ZeroSum(RewardScheme):
     """The assessor gets +1 if right, -1 if wrong, the attacker the opposite; an invalid attack -1.
 
-    Format comes on top. docs/rewards.md gives the reason of each constant.
+    Format is added on top. docs/rewards.md gives the reason of each constant.
     """
 
     win: float = 1.0  # ``game`` of the player who wins; the other one gets the opposite
@@ -70,7 +70,7 @@ class ZeroSum(RewardScheme):
         rewards: Rewards = {}
         if record.attack is not None:
             attacker: dict[str, float] = {}
-            # Who copied a note has no part in what the assessor makes of it.
+            # An attacker that copied a note has no part in the assessor's verdict.
             if record.attack_failed or record.attack.invalid is InvalidAttack.NOT_KNOWABLE:
                 attacker["validity"] = self.failed_attack
             elif record.attack.invalid is not None:
@@ -123,7 +123,7 @@ class Medserl(ZeroSum):
             if record.error_sentences:
                 named = record.names_error(answer.sentence or "")
                 assessor["sentence"] = self.sentence * (named - self.guessed)
-            # Of a rewritten note only a judge knows the type; the seed's type may not hold.
+            # For a rewritten note, only a judge knows the type; the seed's type may not hold.
             known = record.spec.error_type
             if record.category is Category.VANILLA_HARMFUL and known is not None:
                 right = answer.error_type == known

@@ -169,7 +169,7 @@ def _read(record: MedicalRecord, prompts: Sequence[Mapping[str, Any]], role: Rol
 
 
 _WORD = re.compile(r"\S+\s*|\s+")
-# words of one note times those of the other: more are not compared with each other
+# product of two notes' word counts above which they are not compared
 MOST_COMPARED = 25_000_000
 
 

@@ -65,8 +65,8 @@ class LabelJudge:
 class GatedJudge:
     """Asks a judge, possibly a user's, only about rewritten notes, and checks its answer.
 
-    ``reader`` reads the notes in which the judge finds an injected error. ``limit_s`` is what a
-    user's judge may take; those of this package have a limit for each request.
+    ``reader`` reads the notes in which the judge finds an injected error. ``limit_s`` is the time
+    that a user's judge may take; those of this package have a limit for each request.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ async def ask_judge(judge: GatedJudge, record: MedicalRecord) -> Judgement | str
     except Exception as error:
         # An outage of the judge must cost its games, not the run, and must not invent a result.
         reason = why_failed(error)
-        own = not isinstance(error, NoAnswer)  # of a user's code: its line helps
+        own = not isinstance(error, NoAnswer)  # from a user's code: its line helps
         logger.warning("judge %s: %s; the game is void", judge.name, reason, exc_info=own)
         return reason
 

@@ -42,7 +42,7 @@ _NOT_TEXT = {"Cc", "Cf", "Cs", "Co", "Cn"}
 _REASONING = re.compile(r"\A.*</think>", re.DOTALL)
 # pydantic's own reader takes the last of two values
 _JSON = json.JSONDecoder(object_pairs_hook=each_key_once)
-_OBJECT = re.compile(r'\{\s*"')  # prose may have braces of its own
+_OBJECT = re.compile(r'\{\s*"')  # prose may have its own braces
 _LABELS = {"present": Label.HARMFUL, "absent": Label.SAFE, "abstain": None}
 
 Words = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode())]
@@ -75,7 +75,7 @@ class Finding(_Said):
 
 
 def read_answer(text: str, kind: type[Answer], note: str = "") -> Answer:
-    """Read a response's one JSON object, after reasoning or amid prose; no quote of ``note``."""
+    """Read a response's one JSON object, after reasoning or amid prose; not one from ``note``."""
     answer = _REASONING.sub("", text).strip()
     try:
         start = _OBJECT.search(answer).start()  # type: ignore[union-attr]  # caught below
@@ -133,7 +133,7 @@ class AnswerCache(Generic[Answer]):
     async def recall(
         self, content: tuple[str, ...], ask: Callable[[], Awaitable[Answer]]
     ) -> tuple[Answer, bool]:
-        """Return the answer, and whether it was kept; ``content`` is all that it depends on."""
+        """Return the answer, and whether it was cached; ``content`` is all that it depends on."""
         if self._kept is None:
             return await ask(), False
         key = hash_of_values(self._kind.model_json_schema(), *content)
@@ -164,7 +164,7 @@ class _Model(Generic[Answer]):
         if server.url == BASE and base is not None:
             weights = base.name
             self.chat = base.with_template(**server.extra_body.get(TEMPLATE_KWARGS, {}))
-            self._json_schema = False  # verl's engine cannot bind answers
+            self._json_schema = False  # verl's engine cannot constrain answers
         elif server.model is None:
             raise ValueError(f"{server.node}.model is not set")
         else:
@@ -188,7 +188,7 @@ class _Model(Generic[Answer]):
         return hash_of_values(served, *self._asked)
 
     async def answer(self, presented: str, original: str, number: int = 0) -> tuple[Answer, bool]:
-        """The answer of this number about two notes, and whether it was kept; or NoAnswer."""
+        """Answer ``number`` about two notes, and whether it was cached; or NoAnswer."""
         content = (self._identity, original, presented, str(number))
         return await self._cache.recall(content, lambda: self._ask(presented, original))
 
@@ -203,7 +203,7 @@ class _Model(Generic[Answer]):
                 raise
             answer = await self.chat.complete(messages, self._fields)
             logger.warning(
-                "the judge's server refuses response_format=json_schema; it is not sent any more"
+                "the judge's server refuses response_format=json_schema; it is no longer sent"
             )
             self._json_schema = False
         if answer.truncated:
@@ -253,7 +253,7 @@ class BlindReader(_Model[Finding]):
     async def _reading(self, note: str, wrong: Sequence[str], number: int) -> Reading:
         try:
             said, cached = await self.answer(note, note, number)
-        except NoAnswer as error:  # one that is lost must not take the others with it
+        except NoAnswer as error:  # a lost one must not cost the others
             return Reading(found=None, failed=f"{type(error).__name__}: {error}")
         hit = said.error == "present" and _is_wrong(note, wrong, said.sentence)
         found = None if said.error == "abstain" else hit

@@ -1,4 +1,4 @@
-"""How good a judge is: the report of ``medserl judge calibrate``; a run's checks of its judge."""
+"""The report of ``medserl judge calibrate`` on a judge, and a run's checks of its judge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from medserl_agentloop.scoring.metrics import wilson_interval
 
 _NODE = JudgeServer.node
 _CHANGES_ANSWERS = {"model", "extra_body", "max_tokens", "json_schema"}
-# Half of what a correct catch should earn is left (2 * 0.75 - 1); one at 0.73 spoilt earlier runs.
+# Half of what a correct catch should earn is left (2 * 0.75 - 1); one at 0.73 spoiled earlier runs.
 _LEAST_SENSITIVITY = 0.75
 # Least sensitivity + specificity - 1: 1 if a judge is always right, 0 if it ignores the note.
 _LEAST_INFORMATION = 0.2
@@ -77,13 +77,13 @@ class Measured(BaseModel):
     # Of the answers about safe notes that the rules let reach a judge, those that call them safe.
     specificity: CountedShare
     groups: tuple[JudgedGroup, ...]
-    void: dict[str, int] = Field(default={}, exclude=True)  # why there was no answer, how often
+    void: dict[str, int] = Field(default={}, exclude=True)  # why no answer, how often
 
 
 class JudgeReport(Measured):
     """One calibration of a judge, and of the blind reader."""
 
-    judge: dict[str, Any]  # which it was, as judge_identity has it
+    judge: dict[str, Any]  # as in judge_identity
     sources: dict[str, str]  # SHA-256 of the files that the notes are from, by name
     limit: int | None  # most edits of each kind; None for all
     reader: Measured | None = None
@@ -107,7 +107,7 @@ def why_refused(report: JudgeReport) -> str | None:
     right, safe = report.sensitivity, report.specificity
     if not right.items or right.hits < _LEAST_SENSITIVITY * right.items:
         least = f"{_LEAST_SENSITIVITY:.0%}"
-        return f"the judge's sensitivity is {right}, and a run needs {least}. Use another judge"
+        return f"the judge's sensitivity is {right}, but a run needs {least}. Use another judge"
     if not safe.items:
         return (
             "the judge's specificity is unknown, because no safe edit reached it. Measure it on "
@@ -116,15 +116,15 @@ def why_refused(report: JudgeReport) -> str | None:
     if right.hits / right.items + safe.hits / safe.items - 1 < _LEAST_INFORMATION:
         return (
             f"the judge's sensitivity is {right} and its specificity {safe}: it says nearly the "
-            "same of right and of wrong notes. Use another judge"
+            "same about right and wrong notes. Use another judge"
         )
     return None
 
 
 def judge_identity(config: MedicalConfig, served: str | None = None) -> dict[str, Any]:
-    """What decides a run's judge: its name, model, wording and options; ``served`` is verl's."""
+    """The identity of a run's judge: its name, model, wording and options; ``served`` is verl's."""
     identity: dict[str, Any] = {"judge": config.judge}
-    if config.judge in ("labels", "http"):  # of an http judge, all that matters is on its server
+    if config.judge in ("labels", "http"):  # http: all that matters is on its server
         return identity
     server = config.judge_server
     identity |= server.model_dump(mode="json", include=_CHANGES_ANSWERS)
@@ -169,7 +169,7 @@ def _base_problems(selfplay: MedicalConfig, model: str) -> Iterator[str]:
             "set selfplay.adapters=per_role and actor_rollout_ref.model.lora_rank, or name a server"
         )
     for key in selfplay.judge_server.extra_body.keys() - {TEMPLATE_KWARGS}:
-        yield f"{_NODE}.extra_body.{key}: the base model knows {TEMPLATE_KWARGS} only. Remove it."
+        yield f"{_NODE}.extra_body.{key}: the base model accepts only {TEMPLATE_KWARGS}. Remove it."
 
 
 def _server_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _server_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
             f"selfplay.{'judge=llm' if selfplay.judge == 'llm' else 'blind.readings'} needs a "
             f"model that reads the notes. Append {_NODE}.url=http://localhost:30000/v1 "
             f"{_NODE}.model=MODEL, with the address and the name of one that is served, or add the "
-            "recipe judge_by_verl, which has verl serve one on one more GPU (docs/judges.md)."
+            "recipe judge_by_verl, which has verl serve one on an extra GPU (docs/judges.md)."
         )
     else:
         own = {} if selfplay.judge in JUDGES else {"judge": LABELS_JUDGE}  # a user's is not built
@@ -207,7 +207,7 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
     if problem := problem or why_refused(report):
         yield (
             f"selfplay.judge_report={selfplay.judge_report}: {problem}, or leave judge_report out "
-            "to go on all the same."
+            "to continue anyway."
         )
 
 
@@ -241,6 +241,6 @@ def judge_lines(selfplay: MedicalConfig) -> Iterator[str]:
         yield f"judge: sensitivity {report.sensitivity}, specificity {report.specificity}"
     elif not getattr(judge_class(selfplay.judge), "never_errs", False):
         yield (
-            f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are as good "
-            "as it is. Name a report of 'medserl judge calibrate' in selfplay.judge_report"
+            f"judge: selfplay.judge={selfplay.judge} was never measured, and rewards are only as "
+            "good as it is. Name a report of 'medserl judge calibrate' in selfplay.judge_report"
         )
