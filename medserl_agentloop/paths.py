@@ -130,7 +130,7 @@ def all_or_none(folder: Path) -> Iterator[Path]:
 
     In an existing folder files are replaced one by one, and others stay. A kill between two moves
     leaves complete files, some of them old (``differs_from_manifest`` tells), and a hidden folder
-    that nothing reads. A ValueError says that a file cannot be written.
+    that nothing reads. Raises ValueError if a file cannot be written.
     """
     exists = folder.exists()
     # Inside an existing folder, so that the exchange stays on one file system.
@@ -190,7 +190,7 @@ def hash_of_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
 OF_A_MODEL = (
     *("*.safetensors", "*.bin", "model_world_size_*_rank_*.pt"),
     *("*.json", "*.jinja", "*.model", "*.txt"),  # configs, tokenizer.model, vocab.txt, merges.txt
-    *("huggingface/*", "lora_adapter/*", "lora_adapters/*/*"),  # of a checkpoint of verl's
+    *("huggingface/*", "lora_adapter/*", "lora_adapters/*/*"),  # of a verl checkpoint
 )
 """Files of a model's folder that its answers depend on."""
 

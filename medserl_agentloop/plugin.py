@@ -170,7 +170,7 @@ def _say_how_to_resume(
 class TrainLog(Callback):  # type: ignore[misc]  # hydra is untyped
     """Hydra callback of the recipes: write the output of a run and its processes to ``train.log``.
 
-    Lines of this package go to the terminal, too, and so does the error of a run that fails.
+    This package's lines also go to the terminal, and so does the error of a run that fails.
     ``hydra.verbose=true`` leaves everything on the terminal.
     """
 

@@ -1,4 +1,4 @@
-"""Causal attention within each context of a pack, by PyTorch alone.
+"""Causal attention within each context of a pack, using only PyTorch.
 
 verl trains on packs: many trajectories in one row, and a context starts where positions restart.
 With ``sdpa`` Transformers masks attention between all tokens, so time and memory grow with the

@@ -43,7 +43,7 @@ class CpuRolloutServer:
 
     A request's random numbers depend on ``rollout.seed``, the replica, the weights' step, its name
     and prompt, and how often these occurred, not on its timing or batch: games race each other, but
-    a run must be repeatable. With ``rollout.full_determinism`` a run's request names repeat, too.
+    a run must be repeatable. With ``rollout.full_determinism`` a run's request names also repeat.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:

@@ -37,11 +37,11 @@ from medserl_agentloop.core.config import ADAPTERS_FOLDER, ROLE_ADAPTERS, adapte
 class RoleAdapters:
     """An adapter for each role on one base model; does nothing in other runs.
 
-    A packed row holds the contexts of several roles, and peft chooses an adapter for whole rows
-    only. So all adapters are active, and what each adds is multiplied by the mask of its role's
+    A packed row holds the contexts of several roles, and peft chooses an adapter only for complete
+    rows. So all adapters are active, and what each adds is multiplied by the mask of its role's
     tokens: ``base + sum over roles of mask * B A x``. A role that is not trained keeps its adapter
-    bit for bit. Gradients are clipped for each adapter alone: a norm over all of them would let
-    one role shrink the other's step.
+    bit for bit. Gradients are clipped for each adapter separately: a norm over all of them would
+    let one role shrink the other's step.
     """
 
     model_config: Any
@@ -125,7 +125,7 @@ class RoleAdapters:
     def get_per_tensor_param(
         self, layered_summon: bool = False, base_sync_done: bool = False, **more: Any
     ) -> Any:
-        """Give adapters alone once the rollout has the base: ``ADAPTER:NAME``, and weights."""
+        """Return only adapters once the rollout has the base: ``ADAPTER:NAME``, and weights."""
         engine: Any = super()  # the class that it is mixed into
         parameters, config = engine.get_per_tensor_param(layered_summon, base_sync_done, **more)
         if not self._shares or not base_sync_done:

@@ -180,7 +180,7 @@ class ServedModel(ChatClient):
                 f"{self.url}: {self.name} is an adapter, and under this name the base would "
                 f"answer; name it {shown(card['parent'])}:{self.name}"
             )
-        if served and not card and base not in served:  # it may know other names, too
+        if served and not card and base not in served:  # it may also know other names
             listed = shown(", ".join(served))
             logger.warning("%s does not list %s, only %s", self.url, self.name, listed)
         with suppress(NoAnswer, TypeError, ValueError):  # SGLang's

@@ -146,7 +146,7 @@ class GameView(Generic[R]):
     def validation_scores(
         self, sources: Sequence[str], facts: Mapping[str, Sequence[Any]]
     ) -> Iterable[tuple[dict[str, float], str]]:
-        """Scores of a whole validation: metrics, and a line to print.
+        """Scores of a complete validation: metrics, and a line to print.
 
         ``sources`` is the ``data_source`` of every game's row; ``facts`` are lists of
         ``validation_numbers``' values.

@@ -1,7 +1,7 @@
 """Ends a run that would hang or learn something else: dead processes, and game code that raises.
 
 verl 0.9.1 continues without the games of a dead rollout server or reward-loop worker, waits forever
-for those of a dead agent-loop worker, and goes on if a game's code raises. Lost games differ from
+for those of a dead agent-loop worker, and continues if a game's code raises. Lost games differ from
 the rest: a reward that divides by zero on invalid turns would hide them all. Ray is imported late:
 games use this module, and so do verl's servers, where the import would block the event loop.
 """
@@ -105,7 +105,7 @@ ANSWER_WITHIN_S = 10.0
 
 
 class ProcessDied(RuntimeError):
-    """A process that plays games is gone; the message says which, why, and how to go on."""
+    """A process that plays games is gone; the message says which, why, and how to continue."""
 
 
 Processes = list[tuple[str, Any]]  # Ray actors, each with its name in messages

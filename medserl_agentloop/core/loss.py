@@ -34,7 +34,7 @@ def selfplay_loss(
     ``roles`` are the ids of those that are trained. In verl's token-mean each role has its own
     denominator: its tokens in the mini-batch over all workers, times the number of ``roles``. So
     policy, entropy and KL losses are means of the roles' means. Without ``roles`` it is verl's own
-    over all tokens, in which a role's length scales the other's gradient.
+    loss over all tokens, in which a role's length scales the other's gradient.
 
     The anchor is ``sum(coef * KL estimate)`` with the same denominators, an untrained role's being
     its anchored tokens. ``actor.kl_loss_type`` chooses the estimate, and so the direction of the

@@ -351,8 +351,8 @@ class HealthError(RuntimeError):
 def stop_message(alarms: Sequence[_Alarm], step: int) -> str:
     keys = ", ".join(f"selfplay.alarms.limits.{alarm.rule.name}" for alarm in alarms)
     return (
-        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To go "
-        "on from the last checkpoint, start the same command with selfplay.on_alarm=warn, or "
+        f"stopped after step {step} (selfplay.on_alarm=stop). {' '.join(map(str, alarms))} To "
+        "continue from the last checkpoint, start the same command with selfplay.on_alarm=warn, or "
         f"change {keys} (null switches an alarm off)."
     )
 

@@ -106,7 +106,7 @@ class GameRecord(BaseModel):
         for parts in (*self.rewards.values(), *self.turn_rewards.values()):
             for name, value in parts.items():
                 if not abs(value) <= LARGEST_REWARD and self.void is None:
-                    self.void = f"reward {name!r} is not within {LARGEST_REWARD:g}: {value}"
+                    self.void = f"reward {name!r} is no number within {LARGEST_REWARD:g}: {value}"
         if self.is_void:
             self.rewards, self.turn_rewards = {}, {}
 

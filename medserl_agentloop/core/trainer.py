@@ -285,7 +285,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         except ProcessDied:
             raise
         except Exception as error:
-            # Ray calls the actors of a lost node dead after some 17 s.
+            # Ray declares the actors of a lost node dead after about 17 s.
             several = self.config.trainer.nnodes > 1
             self.check_processes(cause=error, within_s=30.0 if several else ANSWER_WITHIN_S)
             raise

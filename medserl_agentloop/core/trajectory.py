@@ -155,7 +155,7 @@ class SelfPlayOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is untyped
         columns["context_lengths"] = torch.tensor(columns["context_lengths"], dtype=torch.int64)
         ends = {number: (role, end) for number, role, end in columns.pop("turn_ends")}
         rm_scores = torch.zeros(role_ids.shape, dtype=torch.float32)
-        # An opponent's turns have no tokens here: what it earns is in the record alone.
+        # An opponent's turns have no tokens here: what it earns is only in the record.
         earned = record.reward_of_turns({n: role for n, (role, _) in ends.items()})
         for number, reward in earned.items():
             rm_scores[ends[number][1]] = reward

@@ -30,7 +30,7 @@ _MARKS_OF_UW = re.compile(
     r"<(?!(?:A|B|BR|COL|DIV|EM|FONT|H[1-6R]|I|IMG|INPUT|LI|LINK|META|OL|P|PRE|SPAN|STRONG|SUB|SUP|"
     r"TABLE|TBODY|TD|TH|THEAD|TR|U|UL|WBR) ?/>)[A-Z][A-Z _-]*/>"
 )
-# Letters alone: an id such as 17, pat3-1 or a UUID, whose first eight digits may all be letters,
+# Only letters: an id such as 17, pat3-1 or a UUID, whose first eight digits may all be letters,
 # would be a collection.
 _COLLECTION = re.compile(r"(?![a-f]{8}-)([^\W\d_]+)[-_]", re.IGNORECASE)
 _ABSENT = ("", "na", "n/a", "nan", "none", "null")  # how MEDEC, pandas and JSON spell no value

@@ -39,8 +39,8 @@ def write_sample(
 
     Error types take turns, unless ``draw`` adds the errors; it returns the wrong note and sentence,
     or None to ask for another note. ``overlap`` is the share of common 4-grams at which two notes
-    are too similar; 1 leaves out only identical notes. A ValueError says that the world is too
-    small for that many distinct cases.
+    are too similar; 1 leaves out only identical notes. Raises ValueError if the world is too small
+    for that many distinct cases.
     """
     rng, twins = random.Random(seed), random.Random(f"twins of {seed}")
     kinds, known = list(ErrorType), NearDuplicateIndex()

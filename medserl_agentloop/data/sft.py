@@ -50,7 +50,7 @@ def build_sft_rows(
     were left out and why.
 
     ``folder`` has the rows of ``medserl data convert``. Each pair of notes gives an attack on the
-    clean one and an assessment of each. A ValueError names a file that is wrong, or a case whose
+    clean one and an assessment of each. Raises ValueError for a wrong file, or for a case whose
     texts the game would read as part of its format.
     """
     left_out = Counter[str]()

@@ -91,7 +91,7 @@ Seen = dict[tuple[str, str], tuple[str, str]]
 def verify_files(paths: Sequence[Path]) -> Report:
     """Check every row of files that are used together, e.g. train, validation and evaluation rows.
 
-    A ValueError says that a file is missing, is not parquet, or has no rows.
+    Raises ValueError if a file is missing, is not parquet, or has no rows.
     """
     report, seen = Report(), Seen()
     for path in paths:

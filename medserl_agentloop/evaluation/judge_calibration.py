@@ -118,7 +118,7 @@ def _measure(
         truth = told.get((item.case.case_id, item.before)) if injected else item.truth
         right = label is truth if label and truth else None
         fact = _Fact(right, reaches(item), why)
-        for subgroup in ("", item.subgroup):  # a kind as a whole has no name, and comes first
+        for subgroup in ("", item.subgroup):  # the total of a kind has no name, and comes first
             groups[item.kind, subgroup].append(fact)
         if not injected and truth is Label.HARMFUL:
             harmful.append(right)
@@ -181,7 +181,7 @@ def calibrate_command(
 ) -> None:
     """Measure how often a judge is right about known edits, and say whether a run accepts it.
 
-    With --set blind.readings=3 the blind reader is measured, too.
+    With --set blind.readings=3 the blind reader is also measured.
     """
     with errors_in_one_line():
         config = selfplay_config(MedicalConfig, {"judge": judge}, settings or [])

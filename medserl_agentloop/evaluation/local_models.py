@@ -188,7 +188,7 @@ class LocalModel:
         """Take a turn, batched with other games' turns; empty and truncated if its prompt leaves no
         room.
         """
-        if len(messages) > len(turn.prompt.messages):  # a later turn reads the whole conversation
+        if len(messages) > len(turn.prompt.messages):  # a later turn reads the full conversation
             turn = replace(turn, prompt=as_untrusted(messages))
         prompt = self.encoder.opening(turn)
         room = min(budget, self.model.config.max_position_embeddings - len(prompt.ids))
@@ -232,7 +232,7 @@ def load_player(folder: str | Path, template_kwargs: Mapping[str, Any] | None = 
 
 
 def load_for_command(folder: str, template_kwargs: Mapping[str, Any]) -> LocalModel:
-    """Load a player, and set up the whole process: no Transformers progress bars or advice, one
+    """Load a player, and set up the process: no Transformers progress bars or advice, one
     thread for a small model.
     """
     transformers_logging.disable_progress_bar()

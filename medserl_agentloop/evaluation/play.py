@@ -364,10 +364,10 @@ async def play_games(
     said: Mapping[str, Said] | None = None,
     done: Callable[[int, Any], None] = lambda number, record: None,
 ) -> list[Any]:
-    """Play and score games concurrently and return their records; ``done`` gets each one when it is
-    scored.
+    """Play and score games concurrently and return their records; ``done`` is called with each one
+    after scoring.
 
-    ``budgets`` are the most tokens of a turn, by role. A game's random numbers depend only on
+    ``budgets`` are the maximum tokens of a turn, by role. A game's random numbers depend only on
     ``seed`` and its number. ``said`` has answers by role, and gets the new ones of these roles.
     """
     places = asyncio.Semaphore(concurrency)

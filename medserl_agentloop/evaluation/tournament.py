@@ -338,7 +338,7 @@ def tables(results: pd.DataFrame, players: Sequence[str]) -> Iterator[Table]:
     shown = results.assign(cell=percent.share + " [" + percent.low + ", " + percent.high + "]")
     for title, rows, columns, measures in (
         ("valid errors found, %", "attacker", "assessor", ["detection"]),
-        ("attacks that are valid and not found, %", "attacker", "assessor", ["success"]),
+        ("valid attacks that were not found, %", "attacker", "assessor", ["success"]),
         ("attackers, %", "attacker", "measure", ["valid", "valid decoys"]),
         ("assessors, %", "assessor", "measure", _OF_ASSESSORS),
     ):

@@ -26,7 +26,7 @@ ACTIONS = {False: ("check", "bet"), True: ("fold", "call")}
 
 
 def winnings(cards: tuple[str, str], moves: tuple[str, ...]) -> int | None:
-    """Chips that the first player wins; None while the game goes on."""
+    """Chips that the first player wins; None until the game is over."""
     if moves[-1:] == ("fold",):
         return -1 if len(moves) % 2 else 1
     if moves[-1:] == ("call",) or moves == ("check", "check"):

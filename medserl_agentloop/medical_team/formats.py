@@ -102,7 +102,7 @@ CLASSIC = TurnFormat(
 )
 """The format of the ``classic`` profile, with the fields of the earlier verl system.
 
-As ``final_answer:`` the attacker says what the note is. What stands before the fields is reasoning.
+As ``final_answer:`` the attacker says what the note is. Text before the fields is reasoning.
 """
 
 

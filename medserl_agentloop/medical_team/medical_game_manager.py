@@ -187,7 +187,7 @@ class MedicalDialogueGameManager:
             attacks = Category(game["prompt_type"]).has_attack and not self.no_attacker_turn
             if attacks or role is Role.ASSESSOR:
                 asked.append(game)
-            else:  # the note stays as it is
+            else:  # the note stays unchanged
                 _write_down(game, role, *[game["prompts"]] * 3)
         if not asked:
             return
@@ -262,7 +262,7 @@ def _write_down(
     output: Any = None,
     state: GameDict | None = None,
 ) -> None:
-    """Add a turn to a game: its parsed text, its whole text, and the generator's output."""
+    """Add a turn to a game: its parsed text, its full text, and the generator's output."""
     place = {"game_role": role.value, "turn": game["current_turn"]}
     game["history"].append({**place, "content": answer})
     game["raw_history"].append({**place, "content": response})

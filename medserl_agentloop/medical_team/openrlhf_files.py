@@ -71,7 +71,7 @@ def read_rows(source: Source, join: NoteJoin | None) -> Iterator[Case]:
     for case in (*joined.values(), *_paired(list(alone.values()))):
         wanted = set[Category]().union(*(asked[text_id] for text_id in case.text_ids))
         in_order = tuple(category for category in Category if category in wanted)
-        if case.case_id in joined:  # which another input may have, too
+        if case.case_id in joined:  # which another input may also have
             source.claim(case.case_id, path.name)
         yield replace(case, categories=in_order, source_sha256=report.sha256)
 

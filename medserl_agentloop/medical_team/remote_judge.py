@@ -260,7 +260,7 @@ async def _judged(query: _Query, judge: Judge) -> JudgeAnswer:
     judgement = Judgement.model_validate(await chosen.judge(query.medical_note, original, spec))
     if judgement.label is None:
         return no_labels(judgement.reason, abstained=True)
-    # What the assessor said: the verdict alone, or a whole response.
+    # What the assessor said: only the verdict, or a full response.
     verdict = verdict_of(query.assessment) or MEDSERL.assessment(query.assessment).verdict
     return JudgeAnswer(
         error_present=judgement.label is Label.HARMFUL,

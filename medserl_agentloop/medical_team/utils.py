@@ -134,7 +134,7 @@ class MedicalGeneralSum(RewardScheme):
 
     The attacker's total is in [-2.5, 2.5], the assessor's in [-2, 2]. As in the original, an
     invalid attack presents no error and is realistic, and an unreadable verdict does not claim an
-    error. Without ``chain_of_thought`` there is no format.
+    error. Without ``chain_of_thought`` there is no format term.
     """
 
     chain_of_thought: bool = True

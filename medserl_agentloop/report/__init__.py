@@ -60,7 +60,7 @@ def metrics(run: str | Path) -> pd.DataFrame:
         if "step" not in row or not all(isinstance(v, int | float | None) for v in row.values()):
             raise ValueError(f"{path}, line {number} has no step, or something other than numbers")
     by_step = pd.DataFrame(rows).groupby("step").last().astype("Float64", errors="ignore")
-    return by_step.drop(columns="steps", errors="ignore")  # of the whole run, not of a step
+    return by_step.drop(columns="steps", errors="ignore")  # for the complete run, not for a step
 
 
 # --- a run's games ---
@@ -115,7 +115,7 @@ def _game_of(run: Path) -> str | None:
         loaded = OmegaConf.load(config) if config.is_file() else OmegaConf.create()
         name: str | None = OmegaConf.select(loaded, "selfplay.game")
     except Exception as error:  # YAML and OmegaConf raise their own errors
-        raise ValueError(f"{config} is no config of a run: {error}") from None
+        raise ValueError(f"{config} is not the config of a run: {error}") from None
     return name
 
 

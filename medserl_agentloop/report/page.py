@@ -179,7 +179,7 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     folders = [run.resolve() if run.is_dir() else run.resolve().parent for run in runs]
     for depth in range(1, max(len(folder.parts) for folder in folders)):
         names = ["/".join(folder.parts[-depth:]) for folder in folders]
-        # A seed alone says little.
+        # One seed says little.
         if len(set(names)) == len(names) and not any(map(str.isdigit, names)):
             return names
     raise ValueError("a run is named twice: name each run once")

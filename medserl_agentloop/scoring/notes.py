@@ -18,7 +18,7 @@ from rapidfuzz import fuzz, process
 from medserl_agentloop.paths import regular_file
 
 TEXTS = ("text_id", "verdict", "sentence", "correction", "number", "cut")
-"""Texts of an answer from which it is scored; verl makes metrics of numbers alone."""
+"""Texts from which an answer is scored; verl makes metrics only of numbers."""
 
 UNREADABLE = "unreadable"  # the verdict of an answer that has none
 CUT_OFF = "yes"  # the text of an answer that its token budget cut

@@ -186,7 +186,7 @@ def _kernels(run: RunConfig, console: Console) -> Findings:
     # in SGLang).
     attention = (bf16, bf16, bf16, torch.int32, shape.head_dim, shape.head_dim, 0, False, False)
     paged = run["ray_kwargs.ray_init.runtime_env.env_vars.SGLANG_FLASHINFER_USE_PAGED"]
-    # With it, the run prefills with fa2 alone.
+    # With it, the run prefills only with fa2.
     prefills = ("fa2", "fa3") if card.startswith("9.") and not paged else ("fa2",)
     builds: list[tuple[Any, ...]] = [
         ("qknorm", can_use_fused_inplace_qknorm, shape.head_dim, bf16),

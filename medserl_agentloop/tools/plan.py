@@ -1,4 +1,4 @@
-"""``medserl plan``: GiB of each phase of a run on one GPU and on its host, from the config alone.
+"""``medserl plan``: GiB of each phase of a run on one GPU and on its host, from only the config.
 
 ``tests/planning/test_plan.py`` compares the counts with torch's own, and the sums with the peaks of
 real steps on a CPU.
@@ -134,7 +134,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         shape = self.shape
-        self.tied = shape.tied and not self.critic  # the head is the embedding, too
+        self.tied = shape.tied and not self.critic  # the head is also the embedding
         self.head = 1 if self.critic else shape.vocab
         outside = (shape.vocab + (not self.tied) * self.head + 1) * shape.hidden
         adapter = shape.layers * self.lora_rank * sum(sum(sides) for sides in shape.matrices)

@@ -54,7 +54,7 @@ def of_kuhn(record: KuhnRecord) -> dict[str, Any]:
 def test_a_reward_that_is_no_number_makes_its_game_void(number: float) -> None:
     answer = of_kuhn(kuhn(rewards={"first": {"chips": 1.0}, "second": {"chips": number}}))
     voided = answer["reward_extra_info"][RECORD_KEY]
-    reason = f"reward 'chips' is not within 1e+15: {number}"
+    reason = f"reward 'chips' is no number within 1e+15: {number}"
     assert (voided.void, voided.rewards, answer["reward_score"]) == (reason, {}, 0)
     assert game_metrics([voided], ["first"])["selfplay/void/no_number"] == 1
 

@@ -371,11 +371,11 @@ def without_a_recipe(overrides: list[str]) -> str | None:
     advice = "no recipe is named: write +recipes=NAME, e.g. +recipes=quickstart (docs/start.md)"
     if own := next((key for key in keys if key == "recipe" or key.startswith("selfplay.")), None):
         return f"{own} does nothing here, because {advice}"
-    # With a data set, this is a run of verl's without self-play. The other file is its default.
+    # With a data set, this is a verl run without self-play. The other file is its default.
     files = keys.get("data.train_files", "~/data/rlhf/gsm8k/train.parquet")
     several = any(character in files for character in "[:")
     there = several or Path(files).expanduser().exists()
-    return None if there else f"there is no file {files} to train on, and {advice}"
+    return None if there else f"there is no file {files} to train on; {advice}"
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -131,7 +131,7 @@ def validation_is_missing(
     """Return whether a run was killed between the checkpoint of ``step`` and its validation."""
     every, last = run["trainer.test_freq"], last or run["trainer.total_training_steps"]
     due = every > 0 and (step % every == 0 or step == last)
-    # A step's validation has a line of its own.
+    # A step's validation has its own line.
     trained = [row for of, _, row in files.metrics.steps() if of == step]
     return due and bool(trained) and all("selfplay/games" in row for row in trained)
 

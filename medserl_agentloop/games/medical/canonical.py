@@ -115,7 +115,7 @@ def _is_slip(word: str, meant: str) -> bool:
 def quotes_error(quote: str, wrong: str, right: str | None = None) -> bool:
     """Return whether ``quote`` has the error of the sentence ``wrong``, and nothing beyond it.
 
-    The error is what differs from ``right``, or the whole sentence if that is unknown. Spelling may
+    The error is what differs from ``right``, or the full sentence if that is unknown. Spelling may
     differ, and so may one letter of a long word.
     """
     for hyphen in (" ", ""):

@@ -24,7 +24,7 @@ class _TokenBudget(BaseModel):
     attacker_reasoning: int = Field(
         default=512, ge=1, description="Tokens for the attacker's reasoning and tags."
     )
-    assessor: int = Field(default=1024, ge=1, description="Tokens of the assessor's whole turn.")
+    assessor: int = Field(default=1024, ge=1, description="Tokens of the assessor's complete turn.")
 
     def attacker(self, note_tokens: int) -> int:
         return self.attacker_reasoning + self.rewritten_note(note_tokens)
@@ -133,7 +133,7 @@ class MedicalConfig(SelfPlayConfig):
     )
     blind: BlindGate = Field(
         default=BlindGate(),
-        description="An injected error counts only if a reader of the note alone finds it too.",
+        description="An injected error counts only if a reader of the note alone also finds it.",
     )
     judge_report: str | None = Field(
         default=None,

@@ -37,8 +37,8 @@ _SENTENCE_END = regex.compile(
 LONGEST_WORD = 32  # characters; what is longer, or joined with ``_``, counts as several words
 WORD = re.compile(rf"[{IDEOGRAPHS}]|_{{1,{LONGEST_WORD}}}|[^\s_{IDEOGRAPHS}]{{1,{LONGEST_WORD}}}")
 
-# What a model reads and a person does not see: format, control, private and unassigned characters,
-# those that fonts do not show, Braille's blank.
+# Characters that a model reads but a person does not see: format, control, private and unassigned
+# characters, those that fonts do not show, Braille's blank.
 _INVISIBLE = regex.compile(
     r"[\p{Cf}\p{Cc}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800"
     r"--[\t\n\r\x0b\x0c]]",

@@ -162,7 +162,7 @@ def diversity_metrics(games: Iterable[MedicalRecord]) -> dict[str, float]:
         for game in games
         if game.attack is not None and game.attack.valid and game.attack.changed_sentences
     )
-    # Evenly over the cases, and the same sample in whatever order the games finished.
+    # Spread evenly over the cases; the order in which games finish does not matter.
     count = min(len(attacks), MAX_COMPARED)
     sample = [attacks[i * len(attacks) // count] for i in range(count)]
     alike = [
@@ -277,9 +277,7 @@ def validation_numbers(record: MedicalRecord) -> dict[str, float | str | None]:
     return numbers | texts | {"text_id": record.spec.text_id}
 
 
-_STALEMATE = (
-    "Train the loser alone for a while (selfplay.train), or check the games for a shortcut."
-)
+_STALEMATE = "Train only the loser for a while (selfplay.train), or check the games for a shortcut."
 _CUT = (
     "Its token budget cuts turns off: raise it (selfplay.budget; `medserl play` says what your "
     "notes need), or switch the model's own reasoning off."

@@ -32,7 +32,7 @@ class RewardScheme(ABC):
     def settle(self, games: Sequence[MedicalRecord], counts: Counts) -> None:  # noqa: B027
         """Complete rewards that depend on earlier training steps.
 
-        Called once a step by the trainer with the step's games, whatever the number of workers;
+        Called once a step by the trainer with the step's games, for any number of workers;
         validation never calls it. ``counts`` has the numbers of earlier steps, and is updated.
         """
 
@@ -146,7 +146,7 @@ def load_scheme(name: str, terms: Mapping[str, float | None] = {}) -> RewardSche
     """The scheme called ``name``, or a user's as ``package.module:Class``, with ``terms``; None
     keeps the scheme's own value.
 
-    A ValueError refuses an unknown scheme or term, a value that is not a number and, for built-in
+    Raises ValueError for an unknown scheme or term, a value that is not a number and, for built-in
     schemes, one whose sign would reward losing.
     """
     expected = "package.module:Class of a subclass of RewardScheme, a frozen dataclass"

@@ -173,7 +173,7 @@ def _base_problems(selfplay: MedicalConfig, model: str) -> Iterator[str]:
 
 
 def _server_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[str]:
-    """``served`` is the model that verl serves, if any. A ValueError says what else is wrong."""
+    """``served`` is the model that verl serves, if any. Raises ValueError for other problems."""
     server, reads = selfplay.judge_server, selfplay.blind.readings > 0
     server.api_key()
     if server.url not in (None, BASE):
