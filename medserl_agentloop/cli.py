@@ -36,7 +36,7 @@ def show(
             "the runs below runs/ are listed."
         ),
     ] = None,
-    game: Annotated[int | None, typer.Option(help="Line of the game in the file, from 1.")] = None,
+    game: Annotated[int | None, typer.Option(help="Its line in the file, counted from 1.")] = None,
 ) -> None:
     """Print a game and the metrics of a run, or list all runs."""
     from medserl_agentloop.report import list_runs, show_run
@@ -51,7 +51,7 @@ def show(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: their selfplay.records.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; else report.html in the run.")
+        Path | None, typer.Option("--output", "-o", help="By default report.html in the run.")
     ] = None,
 ) -> None:
     """Write the games of runs as one HTML page."""
@@ -64,7 +64,7 @@ def report(
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
-    b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Run to compare it with.")],
     steps: Annotated[
         tuple[int, int] | None, typer.Option(help="First and last step of the games to compare.")
     ] = None,
@@ -84,7 +84,7 @@ def compare(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as trainer.default_local_dir.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run (its trainer.default_local_dir).")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="New folder; else RUN/export/STEP.")
     ] = None,
@@ -120,7 +120,7 @@ def doctor(
         bool, typer.Option("--config", help="Print the run's selfplay node, with its defaults.")
     ] = False,
     compile_: Annotated[
-        bool, typer.Option("--compile", help="Compile what the first start would: minutes.")
+        bool, typer.Option("--compile", help="Compile what the first start would; takes minutes.")
     ] = False,
 ) -> None:
     """Check whether a run can start and keep running on this machine.

@@ -72,7 +72,7 @@ def errors_in_one_line(who: str = "medserl", stopped: str = "") -> Iterator[None
 
     With ``stopped``, a command reports after Ctrl-C what is left, and ends with 130.
     """
-    import typer  # slow, and a run needs none of it
+    import typer  # slow to import, and a run does not need it
 
     try:
         yield

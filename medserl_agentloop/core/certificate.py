@@ -388,9 +388,9 @@ def isolation(of: str, columns: Sequence[torch.Tensor], games: Sequence[Game]) -
         "sliding-window attention."
     )
     problem = (
-        f"the {of} reads across the border of the private contexts: its numbers of the second one "
-        f"differ by {alone_gap:.3g} on average from those of that context alone, and by "
-        f"{joined_gap:.3g} from those of one conversation. {cause}"
+        f"the {of} reads across the border of the private contexts: its numbers for the second one "
+        f"differ by {alone_gap:.3g} on average from those for that context alone, and by "
+        f"{joined_gap:.3g} from those for one conversation. {cause}"
     )
     details = {"gap_to_alone": alone_gap, "gap_to_joined": joined_gap}
     return Measure("isolation", of, value, ISOLATION_LIMIT, details, problem)
@@ -408,7 +408,7 @@ COUPLED = {
 
 
 def coupling(claim: str, of: str, probe: Probe, compute: Callable[[list[Row]], Numbers]) -> Measure:
-    """Measure how much each role's numbers and tokens change the other trained roles' credit.
+    """Measure how far each role's numbers and tokens change other trained roles' credit.
 
     ``compute`` returns the ``CREDITED`` columns of rows by the run's estimator ``of``, or the
     gradient of its loss.

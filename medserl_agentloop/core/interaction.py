@@ -148,8 +148,8 @@ class GameView(Generic[R]):
     ) -> Iterable[tuple[dict[str, float], str]]:
         """Scores of a complete validation: metrics, and a line to print.
 
-        ``sources`` is the ``data_source`` of every game's row; ``facts`` are lists of
-        ``validation_numbers``' values.
+        ``sources`` has the ``data_source`` of every game's row; ``facts`` has lists of the values
+        of ``validation_numbers``.
         """
         return ()
 

@@ -1,7 +1,7 @@
 """The record of one game. A game's own record is a subclass with its facts and turns.
 
 The agent loop creates it, the game fills it turn by turn and scores it, and the trainer writes it
-as one JSON line. Many of them are one table, and one is shown in sections.
+as one JSON line. Many records form one table; one record is shown in sections.
 """
 
 from __future__ import annotations

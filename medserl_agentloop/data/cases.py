@@ -163,8 +163,8 @@ class Case:
 
     @property
     def clean_note(self) -> str | None:
-        # The corrected text goes before the twin's: it differs from the error note in the error
-        # only, while a twin with reordered sentences would tell the two labels apart.
+        # The corrected text goes before the twin's: it differs from the error note only in the
+        # error, while a twin with reordered sentences would tell the two labels apart.
         if not self.has_error:
             return self.note
         return self.corrected or (self.twin.note if self.twin else None)

@@ -293,7 +293,7 @@ def sft(
 
 
 def _say_why(what: str, rows: Sequence[tuple[str, str]]) -> None:
-    """For each reason how many rows there are, and the first of them; the manifest has all."""
+    """The number of rows for each reason, and the first of them; the manifest has all."""
     for why in dict.fromkeys(why for _, why in rows):
         ids = [row_id for row_id, of in rows if of == why]
         more = ", ..." if len(ids) > SHOWN else ""

@@ -214,8 +214,8 @@ def build_rows(
     if missing := [category.value for category in mix if not reports[main]["eligible"][category]]:
         left_out = "; ".join(f"{len(ids)} {why}" for why, ids in exclusions.items() if ids)
         raise ValueError(
-            f"no case for {main} can serve {', '.join(missing)}: give more or other input, or "
-            f"another --mix (left out: {left_out or 'none'})."
+            f"no case for {main} can serve {', '.join(missing)}: give more input or another --mix "
+            f"(left out: {left_out or 'none'})."
         )
     return SplitRows(made["train"], made["val"], exclusions, reports, mix)
 

@@ -60,7 +60,7 @@ class Check(str, Enum):
 
 
 class Problem(NamedTuple):
-    """A problem of a file or of one of its rows, counted from 0 as in verl."""
+    """A problem with a file or one of its rows, counted from 0 as in verl."""
 
     check: Check
     where: str

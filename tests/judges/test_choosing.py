@@ -264,7 +264,7 @@ def test_the_report_of_another_judge_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = report(tmp_path, MedicalConfig(judge="labels"))
-    refused(r'of another judge: judge is "labels" there and ".*Doubter" in this run', **mine(path))
+    refused(r'of another judge: judge is "labels" there, but ".*Doubter" in this run', **mine(path))
     for changes, named in (
         ({"model": "judge-4b"}, 'model is "judge-4b" there'),
         ({"extra_body": {"temperature": 1}}, 'extra_body is {"temperature": 1} there'),

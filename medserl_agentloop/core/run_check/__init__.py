@@ -202,7 +202,7 @@ def _adapters(run: RunConfig) -> Iterator[str]:
         (merge, not run[merge], "merged weights cannot serve two adapters", "False"),
         (engine, run[engine] in ("sglang", "cpu_hf"), "requests name no adapter", "sglang"),
         (strategy, run[strategy] == "fsdp2", "FSDP2's gradients are clipped by role", "fsdp2"),
-        (sharing, run.ulysses(ACTOR) == 1, "a rank must see the roles of a whole row", "1"),
+        (sharing, run.ulysses(ACTOR) == 1, "a rank must see the roles of a full row", "1"),
         ("selfplay.context", context == "isolated", "both roles share a context", "isolated"),
         (backend, not drops, "csgmv gives some requests no adapter", "triton"),
     ):

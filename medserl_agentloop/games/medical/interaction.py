@@ -139,7 +139,7 @@ class MedicalGameInteraction(Interaction[MedicalGame, MedicalRecord]):
         if spec.task is Category.DECOY_BENIGN and self.config.judge == "labels":
             raise ValueError(
                 "decoy_benign games need a judge that reads the note: selfplay.judge=labels cannot "
-                "see a real error in a decoy. Take the category out of the data or set a judge."
+                "see a real error in a decoy. Remove the category from the data or set a judge."
             )
         rewritten = encoder.count(game.text_to_rewrite)
         assess = encoder.opening(profile.turn(Role.ASSESSOR, spec.category, note))

@@ -199,7 +199,7 @@ def _report_problems(selfplay: MedicalConfig, served: str | None) -> Iterator[st
         yield f"selfplay.judge_report={error}"
         return
     others = [
-        f"{name} is {json.dumps(report.judge.get(name))} there and {json.dumps(value)} in this run"
+        f"{name} is {json.dumps(report.judge.get(name))} there, but {json.dumps(value)} in this run"
         for name, value in judge_identity(selfplay, served).items()
         if report.judge.get(name) != value
     ]
