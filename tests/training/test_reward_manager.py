@@ -73,7 +73,7 @@ def test_rewards_of_turns_are_numbered_from_0(numbers: tuple[int, ...]) -> None:
 
 
 def test_rewards_of_a_role_that_the_game_lacks_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"rewards \['frist'\], and its roles are \('first'"):
+    with pytest.raises(ValueError, match=r"rewards \['frist'\], but its roles are \('first'"):
         of_kuhn(kuhn(rewards={"frist": {"chips": 1.0}}))
 
 
