@@ -124,7 +124,7 @@ def test_a_disk_too_small_for_the_checkpoints_is_found(
     all_kept = run_of({**here, "trainer.max_actor_ckpt_to_keep": None})
     assert lines(doctor._room, all_kept).startswith("warn: ")
     large = lines(doctor._room, run_of(here, "qwen3_4b"))
-    assert "checkpoints of 45.0 GiB, 2 kept, need 89.9" in large
+    assert "checkpoints of 45.0 GiB, 2 kept, need 134.9" in large
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1024**2))
     full = lines(doctor._room, run_of(here))
     assert "fail: " in full and "trainer.max_actor_ckpt_to_keep" in full

@@ -232,7 +232,8 @@ def _room(run: RunConfig) -> Findings:
     exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
     size, free = plan.checkpoint / GIB, shutil.disk_usage(exists).free / GIB
     keep, saves = run["trainer.max_actor_ckpt_to_keep"], run["trainer.save_freq"] > 0
-    needed = saves * size * max(keep or 1, 2)  # one stays complete until another is written
+    # One stays complete while the next is written, and the best one is kept besides.
+    needed = saves * size * (max(keep or 1, 2) + (run.selfplay.best_by is not None))
     text = f"{folder}: {free:.0f} GiB free; checkpoints of {size:.1f} GiB, {keep or 'all'} kept"
     text = f"{text}, need {needed:.1f}"
     if free < needed:
