@@ -101,5 +101,5 @@ def test_the_adapter_of_a_role_is_merged_into_its_base(run: Path) -> None:
         found, expected = merged(ids).logits, model.eval()(ids).logits
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
     assert (
-        "adapters of attacker, assessor" in invoke("export", run, "--role", "x", "-o", "y").output
+        "adapters for attacker, assessor" in invoke("export", run, "--role", "x", "-o", "y").output
     )

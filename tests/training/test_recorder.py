@@ -51,7 +51,7 @@ def test_a_number_of_verl_s_that_was_always_there_and_is_gone_is_an_alarm(
     for step in (3, 4):
         added = recorded(recorder, step, **gone)
         assert added["selfplay/alarm/lost_metrics"] == 1.0
-    assert capsys.readouterr().out.count("has no training/rollout_probs_diff_mean") == 1
+    assert capsys.readouterr().out.count("a step lacks training/rollout_probs_diff_mean") == 1
     assert recorded(recorder, 5)[LOST_METRICS] == 0.0
 
 
