@@ -110,7 +110,9 @@ def test_two_node_run_trains_until_a_lost_node_is_named_and_ends_it(
             speaks_again.set()
 
     # Ray may forward the run's own line too late for the terminal; the error there says the same.
-    lost = r"died \(.*\) in step \d+\. .*resumes from the last"
+    lost = (
+        rf"node .*, Ray's id {other.node_id[:8]}\) was lost in step \d+\. .*resumes from the last"
+    )
     assert re.search(lost, run.log.read_text()), run.said()
 
     certificate = json.loads((tmp_path / "run" / CERTIFICATE_FILE).read_text())

@@ -13,8 +13,9 @@ import multiprocessing
 import os
 import re
 import threading
+import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from inspect import isawaitable
 from textwrap import indent
@@ -104,6 +105,10 @@ def first_failure(actor: Any) -> str | None:
 ANSWER_WITHIN_S = 10.0
 
 
+# Ray asks a node five times, every three seconds, before it declares it dead.
+NODE_DECLARED_DEAD_WITHIN_S = 30.0
+
+
 class ProcessDied(RuntimeError):
     """A process that plays games is gone; the message says which, why, and how to continue."""
 
@@ -160,6 +165,30 @@ def _identity(error: Exception) -> str:
     found = re.findall(rf"^\s*({'|'.join(texts)}): (.+)$", str(error), flags=re.MULTILINE)
     known = [texts[key].format(value) for key, value in found]
     return ", ".join(known) or " ".join(str(error).split())
+
+
+def living_nodes() -> frozenset[str]:
+    """Return the ids of the nodes of the Ray cluster."""
+    import ray
+
+    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
+def lost_nodes(known: Collection[str], within_s: float = 0.0) -> list[str]:
+    """Return a line for each lost node of the ``known`` ids, waiting for the first ``within_s``."""
+    import ray
+
+    deadline = time.monotonic() + within_s
+    while True:
+        lost = [
+            f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}, Ray's id "
+            f"{node['NodeID'][:8]}) was lost"
+            for node in ray.nodes()
+            if node["NodeID"] in known and not node["Alive"]
+        ]
+        if lost or time.monotonic() >= deadline:
+            return lost
+        time.sleep(1)
 
 
 @contextmanager

@@ -44,9 +44,12 @@ from medserl_agentloop.core.encoding import ChatEncoder
 from medserl_agentloop.core.interaction import overlong
 from medserl_agentloop.core.liveness import (
     ANSWER_WITHIN_S,
+    NODE_DECLARED_DEAD_WITHIN_S,
     ProcessDied,
     dead_processes,
     game_processes,
+    living_nodes,
+    lost_nodes,
     watched,
 )
 from medserl_agentloop.core.metrics import HealthError
@@ -119,6 +122,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     """verl's synchronous trainer, for games of several roles."""
 
     total_training_steps: int
+    nodes: frozenset[str] = frozenset()  # Ray's ids of those that the run trains on
     run_state: dict[str, step_file.State]  # kept in checkpoints
     rows_begin_anew = False  # whether another run's checkpoint has other rows
 
@@ -273,6 +277,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         """Run verl's training loop; ProcessDied names the dead process or node behind an error."""
         if self.selfplay.certify == "only":
             return
+        self.nodes = living_nodes()
         # The wait for games would only sleep meanwhile, and a busy process may be asked again.
         self.replay_buffer.check = partial(self.check_processes, within_s=1.0)
         if self.logs_to_wandb:
@@ -285,9 +290,7 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
         except ProcessDied:
             raise
         except Exception as error:
-            # Ray declares the actors of a lost node dead after about 17 s.
-            several = self.config.trainer.nnodes > 1
-            self.check_processes(cause=error, within_s=30.0 if several else ANSWER_WITHIN_S)
+            self.check_processes(cause=error)
             raise
         finally:
             finish_loggers(getattr(self, "logger", None), exit_code)
@@ -295,10 +298,17 @@ class SelfPlayTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is untyped
     def check_processes(
         self, cause: Exception | None = None, within_s: float = ANSWER_WITHIN_S
     ) -> None:
-        """Raise ProcessDied if a process that plays games died, RuntimeError if a game's code
-        raised.
+        """Raise ProcessDied if a node was lost or a process that plays games died, RuntimeError if
+        a game's code raised.
         """
-        if dead := dead_processes(game_processes(self), within_s):
+        several = len(self.nodes) > 1
+        dead = (several and lost_nodes(self.nodes)) or dead_processes(
+            game_processes(self), within_s
+        )
+        if several and (dead or cause):
+            # Ray declares a node lost later than its processes.
+            dead = lost_nodes(self.nodes, NODE_DECLARED_DEAD_WITHIN_S) or dead
+        if dead:
             message = (
                 f"{'; '.join(dead)} in step {self.global_steps}. Its last output is above in the "
                 "log. The same command resumes from the last checkpoint in "
