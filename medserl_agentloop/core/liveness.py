@@ -163,7 +163,8 @@ def _identity(error: Exception) -> str:
     """Class, name, pid and address of a dead actor, from Ray's long report."""
     texts = {"class_name": "class {}", "name": "named {}", "pid": "pid {}", "ip": "on {}"}
     found = re.findall(rf"^\s*({'|'.join(texts)}): (.+)$", str(error), flags=re.MULTILINE)
-    known = [texts[key].format(value) for key, value in found]
+    facts = dict(found)
+    known = [text.format(facts[key]) for key, text in texts.items() if key in facts]
     return ", ".join(known) or " ".join(str(error).split())
 
 
