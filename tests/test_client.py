@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 from serving import MODEL, ChatServer, Line, LocalServer, Status, completion, refusal
 
@@ -56,11 +57,26 @@ def short_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_client, "_MINUTE_S", 0.6)
 
 
-def test_pauses_of_a_server_that_limits_requests_add_up_to_a_minute() -> None:
-    with answering(Status(429), times=3) as server:
-        started = time.monotonic()
-        assert ask(server.url, retries=3) == 3
-        assert time.monotonic() - started >= 0.6
+@pytest.mark.parametrize(
+    ("status", "named", "planned"),
+    [
+        (429, {}, "0.2"),
+        (429, {"retry-after": "0"}, "0"),
+        (429, {"retry-after-ms": "50"}, None),
+        (503, {"retry-after": "120"}, "0.6"),
+        (503, {}, None),
+    ],
+)
+def test_pauses_of_a_server_that_limits_requests_add_up_to_a_minute(
+    status: int, named: dict[str, str], planned: str | None
+) -> None:
+    """Of a minute that is 0.6 s long, with three retries."""
+    response = httpx.Response(status, headers=named, content=b"slow down")
+    asyncio.run(core_client._plan_next_try(3, response))
+    assert response.headers.get("retry-after") == planned
+
+
+def test_a_limit_of_requests_names_the_option_that_lowers_them() -> None:
     with answering(Status(429)) as server, pytest.raises(Unreachable, match="--concurrency"):
         ask(server.url, retries=1)
 
@@ -300,7 +316,7 @@ def test_turn_seed_follows_the_seed_note_game_and_conversation(server: ChatServe
     assert draw() == draw() and len({draw(), *others}) == 5
 
 
-@pytest.mark.parametrize("models", [404, 401, 500, b"<html>", {"data": []}, {"models": 3}])
+@pytest.mark.parametrize("models", [404, 401, 500, Line(), b"<html>", {"data": []}, {"models": 3}])
 def test_a_server_is_refused_where_its_chat_refuses_the_key(
     server: ChatServer, models: Any
 ) -> None:

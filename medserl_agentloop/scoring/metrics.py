@@ -172,7 +172,7 @@ def _groups(notes: Sequence[ReferenceNote]) -> Iterator[tuple[str, str, Numbers]
 
 
 def _weights(seeds: Sequence[Grades], resamples: int) -> Numbers:
-    """How often each bootstrap draw has each note, drawn with its case: (resamples, N)."""
+    """Counts of each note in each bootstrap draw, which draws whole cases: (resamples, N)."""
     notes = seeds[0].notes
     if any(grades.notes != notes for grades in seeds):
         raise ValueError(

@@ -60,6 +60,7 @@ HEPARIN = "She receives heparin 5000 units."
                 "1 1|", "S1:", "1st:", "\u2460", "Sentence one:",
             )
         ),
+        (edit_text(1, f"S2: {HEPARIN}"), (1, f"S2: {HEPARIN}"), []),
         (edit_text(1, "(2) tablets of it."), (1, "tablets of it."), []),
         (edit_text(1, "1 tablet of it."), (1, "1 tablet of it."), []),
         (edit_text(9, HEPARIN), (None, HEPARIN), []),

@@ -40,6 +40,11 @@ def test_attack_is_learnable_where_half_of_readable_assessments_find_it(
     assert attacker.items() < record.rewards[Role.ATTACKER].items()  # all but game
 
 
+def test_learnable_needs_several_assessments() -> None:
+    with pytest.raises(ValueError, match=r"selfplay\.assessments"):
+        reward_game(finished(Outcome.MISSED_ERROR), Learnable())
+
+
 # --- optimism ---
 
 

@@ -16,7 +16,7 @@ from note_files import OFFICIAL, PAIRS, medec_file
 from medserl_agentloop.data.reader import read_files
 from medserl_agentloop.data.rows import DEFAULT_MIX, SCHEMA, RowPlan, build_rows
 from medserl_agentloop.data.verify import Check, find_leaks, verify_files
-from medserl_agentloop.games.medical.case import GameSpec, Label
+from medserl_agentloop.games.medical.case import Category, GameSpec, Label
 from medserl_agentloop.paths import sha256_of
 
 # --- columns and values ---
@@ -101,6 +101,17 @@ def test_white_space_that_tells_the_label(tmp_path: Path) -> None:
         row["data_source"] = row["data_source"].replace("medec_ms", "medec_ms_eval")
     report = verify_files([write(tmp_path / "eval.parquet", rows)])
     assert report.ok and report.problems[0].check is Check.LEAKS
+
+
+def test_white_space_that_tells_only_which_note_the_attacker_got() -> None:
+    kinds = (Category.VANILLA_HARMFUL, Category.ADVERSARIAL_BENIGN)  # each ends in a wrong note
+    specs = [
+        GameSpec(kind, Label.HARMFUL, f"He has gout {n}.{' ' * (kind is kinds[0])}")
+        for n in range(60)
+        for kind in kinds
+    ]
+    [leak] = find_leaks(specs)
+    assert leak.startswith("white space after the note tells the seed_label")
 
 
 def test_order_that_tells_the_label(tmp_path: Path) -> None:
