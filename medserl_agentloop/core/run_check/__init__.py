@@ -368,14 +368,14 @@ def without_a_recipe(overrides: list[str]) -> str | None:
     keys = {key.lstrip("+~"): value for key, _, value in (o.partition("=") for o in overrides)}
     if "recipes" in keys:
         return None
-    advice = "no recipe is named: write +recipes=NAME, e.g. +recipes=quickstart (docs/start.md)"
+    advice = "write +recipes=NAME, e.g. +recipes=quickstart (docs/start.md)"
     if own := next((key for key in keys if key == "recipe" or key.startswith("selfplay.")), None):
-        return f"{own} does nothing here, because {advice}"
+        return f"{own} has no effect without a recipe: {advice}"
     # With a data set, this is a verl run without self-play. The other file is its default.
     files = keys.get("data.train_files", "~/data/rlhf/gsm8k/train.parquet")
     several = any(character in files for character in "[:")
     there = several or Path(files).expanduser().exists()
-    return None if there else f"there is no file {files} to train on; {advice}"
+    return None if there else f"no recipe is named, and {files} does not exist: {advice}"
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
