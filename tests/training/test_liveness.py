@@ -83,7 +83,7 @@ def test_the_trainer_names_the_dead_among_all_processes_that_games_need(
     assert found.value.__cause__ is cause
     dead, _, rest = str(found.value).partition(" in step 7. ")
     assert rest.endswith("The same command resumes from the last checkpoint in runs/mine")
-    of_ray = r"class process.<locals>.Process, pid {}, named [a-z_]+_\d, on \S+"
+    of_ray = r"class process.<locals>.Process, named [a-z_]+_\d, pid {}, on \S+"
     for line, (name, pid) in zip(dead.split("; "), pids.items(), strict=True):
         assert re.fullmatch(rf"{name} died \({of_ray.format(pid)}\)", line)
 
